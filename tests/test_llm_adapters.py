@@ -40,7 +40,7 @@ def listed(adapters: dict[str, Path]) -> str:
 def answer(output: RequestOutput) -> Answer:
     assert output.outputs[0].error is None
     assert output.outputs[0].logprobs is not None
-    return [(one.token_id, one.logprob) for one in output.outputs[0].logprobs]
+    return [(entry.token_id, entry.logprob) for entry in output.outputs[0].logprobs]
 
 
 def answers(llm: LLM, adapter: str | None) -> list[Answer]:
@@ -150,7 +150,7 @@ def text_logprobs(llm: LLM, adapter: str | None) -> NDArray[np.float64]:
     """The log-probabilities of a text's tokens."""
     (output,) = llm.generate([list(range(5, 45))], replace(PARAMS, prompt_logprobs=0), adapter=adapter)
     assert output.prompt_logprobs is not None
-    return np.array([one.logprob for one in output.prompt_logprobs if one is not None])
+    return np.array([entry.logprob for entry in output.prompt_logprobs if entry is not None])
 
 
 def test_an_adapter_may_be_a_hub_id(

@@ -73,7 +73,7 @@ def _cell(name: str, dialect: str) -> str:
     body, called = DIALECTS[dialect], OTHER_NAMES.get(name, {}).get(dialect, name)
     if called in body.model_fields:
         return "yes" if called == name else f"`{called}`"
-    return "refused" if called in body.NOT_OBEYED else "–"
+    return "refused" if called in body.UNSUPPORTED else "–"
 
 
 def _docstrings() -> dict[str, str]:

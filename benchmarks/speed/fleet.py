@@ -35,7 +35,7 @@ from benchmarks.speed.roofline import bound, widths
 from penstock.api.sampling_params import SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import Machine
+from penstock.config.machine import Machine
 from penstock.config.settings import resolve
 from penstock.fleet.link import ENGINE_CORE, EngineLink
 from penstock.frontend.client import AsyncEngine

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.report import report
 from penstock.api.sampling_params import SamplingParams
+from penstock.config.byte_counts import MIB
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import MIB
 from penstock.engine.build import build_engine
 from penstock.frontend.input_processor import InputProcessor
 

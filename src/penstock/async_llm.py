@@ -15,7 +15,7 @@ from typing_extensions import Self, Unpack
 
 from penstock.api.request import Adapter, RequestOutput
 from penstock.api.sampling_params import SamplingParams
-from penstock.api.tools import Tools
+from penstock.api.tools import NO_TOOLS, Tools
 from penstock.config.engine_config import EngineConfig
 from penstock.config.llm_options import LLMOptions
 from penstock.config.signatures import advises_names, lists_options
@@ -30,10 +30,10 @@ from penstock.text.content import ImageSource, take_images
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from penstock.frontend.client import Accepted, AsyncEngine
+    from penstock.frontend.client import AsyncEngine
     from penstock.frontend.images.prompts import ImagePrompts
+    from penstock.frontend.open_requests import Accepted
 
-_NO_TOOLS = Tools(())
 _UNLIMITED = 2**62
 """No limits: the caller's own tasks bound the queue and the unread output."""
 _QUEUE_SECONDS = 1e9
@@ -155,7 +155,7 @@ class AsyncLLM:
     def parts(self, output: RequestOutput, tools: Tools | None = None) -> list[list[Part]]:
         """Split each answer of a chat into reasoning, text, and calls of `tools`."""
         tokenizer = self._engine.prompts.need_tokenizer()
-        parsers = Parsers(self._chat_format, tokenizer, output.prompt_token_ids, tools or _NO_TOOLS)
+        parsers = Parsers(self._chat_format, tokenizer, output.prompt_token_ids, tools or NO_TOOLS)
         return [parsers.parts(answer) for answer in output.outputs]
 
     def __repr__(self) -> str:
@@ -239,9 +239,9 @@ class AsyncLLM:
             from penstock.frontend.images.arguments import with_sources  # here: few conversations have parts
 
             given = await asyncio.to_thread(with_sources, given)
-        asked = Conversation(given, tools or _NO_TOOLS, template)
-        messages, sources = take_images(asked.template_messages(known))
-        template_tools = asked.template_tools(known)
+        asked = Conversation(given, tools or NO_TOOLS, template)
+        messages, template_tools = asked.template_input(known)
+        messages, sources = take_images(messages)
         if sources:
             prompt = await self._image_prompt(
                 messages, sources, lambda each: prompts.render_chat(each, template_tools, template)

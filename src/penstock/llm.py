@@ -9,13 +9,12 @@ import itertools
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from penstock.api.request import FinishReason, RequestOutput
+from penstock.api.request import RequestOutput
 from penstock.api.sampling_params import SamplingParams
 from penstock.checkpoint.checkpoint import resolve_path
 from penstock.config.engine_config import EngineConfig
@@ -36,11 +35,11 @@ from penstock.frontend.arguments import (
     side_of,
 )
 from penstock.frontend.input_processor import ImagePrompt, InputProcessor
+from penstock.frontend.live_requests import LiveRequests
 from penstock.frontend.logprob_texts import delta_with_texts, output_with_texts
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.frontend.text_encoding import EncodedText, TextEncoder, check_dimensions, vector_of
 from penstock.structured.grammar_validator import GrammarValidator
-from penstock.system.host import interrupts_held
 from penstock.text.chat_template import read_template
 from penstock.text.tokenizer import Tokenizer
 
@@ -101,9 +100,7 @@ class LLM:
         self._audio_limits = config.audio
         self._sounds: "SoundReader | None" = None
         self._ids = itertools.count()
-        self._live: dict[str, OutputProcessor] = {}
-        self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
-        self._ended: dict[str, deque[str]] = {}  # of the other live requests: where their ends are noted
+        self._live = LiveRequests(core)
 
     @advises_names
     def generate(
@@ -146,7 +143,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or its parameters are invalid; nothing is computed.
         """
-        return self._finished(self._accept_all(prompts, params, adapter))
+        return self._ended(self._accept_all(prompts, params, adapter))
 
     @advises_names
     def chat(
@@ -399,6 +396,7 @@ class LLM:
                 self._sounds.close()
             if self.tokenizer is not None:
                 self.tokenizer.close()
+            self._live.close()
             self._core.close()
             self._core = None
 
@@ -472,8 +470,9 @@ class LLM:
         from penstock.text.content import take_images
 
         known, tokenizer = self._chat_format, self._need_tokenizer()
-        messages, sources = take_images(asked.template_messages(known))
-        tools, variables = asked.template_tools(known), asked.variables
+        messages, tools = asked.template_input(known)
+        messages, sources = take_images(messages)
+        variables = asked.variables
 
         def render(given: list[dict[str, Any]]) -> str:
             return tokenizer.apply_chat_template(given, tools=tools, **variables)
@@ -533,86 +532,23 @@ class LLM:
     def _run(self, pending: list[OutputProcessor], progress: bool | None) -> None:
         is_shown = len(pending) > 1 and sys.stderr.isatty() if progress is None else progress
         with _bar(len(pending)) if is_shown else nullcontext() as bar:
-            for _ in self._finished(pending):
+            for _ in self._live.finished(pending):
                 if bar is not None:
                     bar.update()
 
-    def _finished(self, pending: list[OutputProcessor]) -> Iterator[tuple[int, RequestOutput]]:
+    def _ended(self, pending: list[OutputProcessor]) -> Iterator[tuple[int, RequestOutput]]:
         """Run requests to completion; yields (index, output) as each one ends."""
-        indices = {processor.request.request_id: index for index, processor in enumerate(pending)}
-        ended = deque[str]()
-        interrupt: KeyboardInterrupt | None = None
-        try:
-            for output_processor in pending:
-                self._ended[output_processor.request.request_id] = ended
-                self._add(output_processor)
-            while indices and interrupt is None:
-                try:
-                    self._step()
-                except KeyboardInterrupt as error:  # the step is complete: what it finished is still returned
-                    interrupt = error
-                while ended:
-                    index = indices.pop(ended.popleft())
-                    yield index, self._result(pending[index])
-        finally:
-            self._abort(pending)
-        if interrupt is not None:
-            raise interrupt
+        with closing(self._live.finished(pending)) as indices:
+            for index in indices:
+                yield index, self._result(pending[index])
 
     def _result(self, output_processor: OutputProcessor) -> RequestOutput:
         return output_with_texts(output_processor.result(), self.tokenizer)
 
     def _stream(self, pending: OutputProcessor) -> Iterator[CompletionDelta]:
-        inbox = self._inboxes[pending.request.request_id] = deque[CompletionDelta]()
-        try:
-            self._add(pending)
-            while inbox or not pending.finished:
-                if not inbox:
-                    self._step()
-                while inbox:
-                    yield delta_with_texts(inbox.popleft(), self.tokenizer)
-        finally:
-            self._abort([pending])
-
-    def _add(self, output_processor: OutputProcessor) -> None:
-        with interrupts_held():
-            self._live[output_processor.request.request_id] = output_processor
-            self._engine.add_request(output_processor.request)
-
-    def _step(self) -> None:
-        """Run one engine step and deliver its outputs to all live requests, including those of other streams.
-
-        Ctrl-C is deferred to the step's end: an interrupted step would leave the engine unusable.
-        """
-        with interrupts_held():
-            self._run_step(self._engine)
-
-    def _run_step(self, core: "Core") -> None:
-        outputs, now = core.step(), time.monotonic()
-        for output in outputs:
-            request_id = output.request_id
-            output_processor = self._live.get(request_id)
-            delta = output_processor.process_output(output, now) if output_processor else None
-            if output_processor is None or delta is None:
-                continue
-            if request_id in self._inboxes:
-                self._inboxes[request_id].append(delta)
-            if delta.engine_goes_on:
-                core.finish_request(request_id, output.index, FinishReason.STOP)
-            if output_processor.finished:
-                del self._live[request_id]
-                if request_id in self._ended:
-                    self._ended[request_id].append(request_id)
-
-    def _abort(self, pending: list[OutputProcessor]) -> None:
-        """Remove ended requests, and abort unfinished ones that the caller has left."""
-        with interrupts_held():
-            for output_processor in pending:
-                request_id = output_processor.request.request_id
-                self._inboxes.pop(request_id, None)
-                self._ended.pop(request_id, None)
-                if self._live.pop(request_id, None) is not None and self._core is not None:
-                    self._core.finish_request(request_id, None, FinishReason.ABORT)
+        with closing(self._live.stream(pending)) as deltas:
+            for delta in deltas:
+                yield delta_with_texts(delta, self.tokenizer)
 
 
 def _start(config: EngineConfig, chat_template: str | None) -> "tuple[Core, Future[Tokenizer | None]]":

@@ -53,7 +53,7 @@ def test_a_sweep_names_the_fewest_engines(costs: list[str], tmp_path: Path, caps
     content = json.loads((tmp_path / "out.json").read_text())
     assert len(content["simulations"]) == 12
     assert content["simulations"][content["best"]]["engines"] == 1
-    assert all(one["cost"] > 0 for one in content["simulations"])
+    assert all(simulation["cost"] > 0 for simulation in content["simulations"])
 
 
 def test_an_objective_that_nothing_meets_is_an_exit_code(costs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +160,7 @@ def test_a_calibration_writes_a_file_that_is_simulated_with(
 def test_mistakes_are_told(
     costs: list[str], arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [part for one in arguments for part in (costs if one == "COSTS" else [one])]
+    given = [part for argument in arguments for part in (costs if argument == "COSTS" else [argument])]
     assert main(["simulate", *given]) == 2
     assert message in capsys.readouterr().err
 

@@ -122,7 +122,7 @@ def test_async():
         async with anthropic.AsyncAnthropic(base_url=URL, api_key=KEY) as client:
             questions = [(SUM, SUM_ANSWER), (SORT, SORT_ANSWER)] * 8
             answers = await asyncio.gather(*(client.messages.create(**options(question)) for question, _ in questions))
-            assert [one.content[0].text for one in answers] == [answer for _, answer in questions]
+            assert [answer.content[0].text for answer in answers] == [answer for _, answer in questions]
             async with client.messages.stream(**options(SUM)) as stream:
                 assert await stream.get_final_text() == SUM_ANSWER
 

@@ -11,21 +11,21 @@ def test_documents_are_ranked():
     client = cohere.ClientV2(api_key=KEY, base_url=EMBEDDING_URL)
     ranked = client.rerank(model=EMBEDDING_MODEL, query=QUESTION, documents=NOTES)
     assert ranked.results[0].index == NOTED
-    assert sorted(one.index for one in ranked.results) == list(range(len(NOTES)))
-    scores = [one.relevance_score for one in ranked.results]
+    assert sorted(result.index for result in ranked.results) == list(range(len(NOTES)))
+    scores = [result.relevance_score for result in ranked.results]
     assert scores == sorted(scores, reverse=True)
     assert ranked.meta is not None
     assert ranked.meta.api_version is not None
     assert ranked.meta.api_version.version == "2"
     best = client.rerank(model=EMBEDDING_MODEL, query=QUESTION, documents=[*NOTES, "water " * 4000], top_n=1)
-    assert [one.index for one in best.results] == [NOTED]
+    assert [result.index for result in best.results] == [NOTED]
 
 
 def test_the_asynchronous_client_ranks_the_same():
     async def ask() -> list[int]:
         client = cohere.AsyncClientV2(api_key=KEY, base_url=EMBEDDING_URL)
         ranked = await client.rerank(model=EMBEDDING_MODEL, query=QUESTION, documents=NOTES, top_n=2)
-        return [one.index for one in ranked.results]
+        return [result.index for result in ranked.results]
 
     assert asyncio.run(ask())[0] == NOTED
 

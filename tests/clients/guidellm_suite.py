@@ -26,7 +26,7 @@ def benchmarks(folder, profile, seconds):
         *("--output", f"kind=json,path={report}", "--disable-console-interactive"),
     ]
     subprocess.run(command, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True)
-    return [one["metrics"]["request_totals"] for one in json.loads(report.read_text())["benchmarks"]]
+    return [benchmark["metrics"]["request_totals"] for benchmark in json.loads(report.read_text())["benchmarks"]]
 
 
 def test_sweep(tmp_path):

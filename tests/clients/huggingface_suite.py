@@ -116,7 +116,7 @@ def test_async():
         async with AsyncInferenceClient(URL, token=KEY) as client:
             questions = [(SUM, SUM_ANSWER), (SORT, SORT_ANSWER)] * 8
             answers = await asyncio.gather(*(chat(client, question) for question, _ in questions))
-            assert [one.choices[0].message.content for one in answers] == [answer for _, answer in questions]
+            assert [answer.choices[0].message.content for answer in answers] == [answer for _, answer in questions]
             pieces = await client.text_generation(PROMPT, max_new_tokens=20, stream=True)
             assert "".join([piece async for piece in pieces]).startswith(SUM_ANSWER)
 

@@ -169,7 +169,7 @@ def test_async(make):
     async def ask():
         questions = [(SUM, SUM_ANSWER), (SORT, SORT_ANSWER)] * 8
         answers = await make().abatch([question for question, _ in questions])
-        assert [one.text for one in answers] == [answer for _, answer in questions]
+        assert [answer.text for answer in answers] == [answer for _, answer in questions]
         assert "".join([chunk.text async for chunk in make().astream(SUM)]) == SUM_ANSWER
 
     run(ask())

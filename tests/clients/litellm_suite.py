@@ -142,7 +142,7 @@ def test_async(provider):
         questions = [(SUM, SUM_ANSWER), (SORT, SORT_ANSWER)] * 8
         calls = (litellm.acompletion(**options(provider, question)) for question, _ in questions)
         answers = await asyncio.gather(*calls)
-        assert [one.choices[0].message.content for one in answers] == [answer for _, answer in questions]
+        assert [answer.choices[0].message.content for answer in answers] == [answer for _, answer in questions]
         text = ""
         async for chunk in await litellm.acompletion(**options(provider, SUM, stream=True)):
             text += chunk.choices[0].delta.content or ""

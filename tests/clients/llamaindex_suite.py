@@ -127,7 +127,7 @@ def test_async():
         llm = model()
         questions = [(SUM, SUM_ANSWER), (SORT, SORT_ANSWER)] * 8
         answers = await asyncio.gather(*(llm.achat(said(question)) for question, _ in questions))
-        assert [one.message.content for one in answers] == [answer for _, answer in questions]
+        assert [answer.message.content for answer in answers] == [answer for _, answer in questions]
         text = ""
         async for part in await llm.astream_chat(said(SUM)):
             text += part.delta or ""

@@ -128,7 +128,7 @@ def test_async():
         async with openai.AsyncOpenAI(base_url=OPENAI_URL, api_key=KEY) as client:
             questions = [(SUM, SUM_ANSWER), (SORT, SORT_ANSWER)] * 8
             answers = await asyncio.gather(*(chat(client, question) for question, _ in questions))
-            assert [one.choices[0].message.content for one in answers] == [answer for _, answer in questions]
+            assert [answer.choices[0].message.content for answer in answers] == [answer for _, answer in questions]
             text = ""
             async for chunk in await chat(client, SUM, stream=True):
                 text += chunk.choices[0].delta.content or ""

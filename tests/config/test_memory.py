@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import native
+from penstock.config.byte_counts import GIB
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import GIB, LayerGroup, Machine, most_branches
+from penstock.config.machine import Machine
+from penstock.config.memory import LayerGroup, most_branches
 from penstock.config.model_facts import ActivationSizes, KVSpec, LayerFacts, Matrix, ModelFacts, StateSpec
 from penstock.config.settings import resolve
 from penstock.config.weight_formats import FLOAT

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from penstock.api.request import Image
+from penstock.config.byte_counts import GIB, MIB, in_words, parse_bytes
 from penstock.config.engine_config import EngineConfig, parse_overrides
-from penstock.config.memory import GIB, MIB, Machine, in_words, parse_bytes
+from penstock.config.machine import Machine
 from penstock.config.model_facts import ActivationSizes, KVSpec, LayerFacts, Matrix, ModelFacts, TowerFacts
 from penstock.config.recipes import RECIPES
 from penstock.config.settings import Settings, resolve

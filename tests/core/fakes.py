@@ -129,7 +129,11 @@ class FakeRunner:
         assert position == len(forward.token_ids)
         for group, of_sequences in enumerate(tables):
             if self.groups[group].checkpoint_every is not None:
-                branches = {one.seq_index: (one.block, one.after) for one in forward.branches if one.group == group}
+                branches = {
+                    branch.seq_index: (branch.block, branch.after)
+                    for branch in forward.branches
+                    if branch.group == group
+                }
                 self._walk(group, of_sequences, forward.starts, chunks, digests, branches)
         samples, rows = plan.samples, forward.sampled_rows
         for row, place, seq in zip(rows, samples.positions, samples.sequences, strict=True):

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.api.request import BlockSource, Request
-from penstock.config.memory import PoolLimits, layer_groups
+from penstock.config.footprint import PoolLimits
+from penstock.config.memory import layer_groups
 from penstock.config.model_facts import KVSpec
 from penstock.core.block_keys import block_keys
 from penstock.core.block_tier import LOAD_SECONDS, BlockTier
@@ -46,7 +47,7 @@ class StoredEngine:
         self.now = 0.0
         limits = PoolLimits(MAX_LEN + 1, 4, 16, BLOCK_SIZE)
         layers = layer_groups([KVSpec(1, 4, window) for window in (None, *windows)], limits, num_blocks)
-        groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layers)
+        groups = tuple(CacheGroup(group.num_blocks, group.window) for group in layers)
         self.runner = FakeRunner(groups, BLOCK_SIZE)
         self.io = FakeIO(file, self.runner, peers or {})
         kv = KVManager(groups, BLOCK_SIZE, 4)

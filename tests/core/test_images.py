@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.api.request import ErrorReason, FinishReason, Image
 from penstock.api.sampling_params import Beams
-from penstock.config.memory import PoolLimits, layer_groups
+from penstock.config.footprint import PoolLimits
+from penstock.config.memory import layer_groups
 from penstock.config.model_facts import KVSpec
 from penstock.core.block_keys import block_key, block_keys
 from penstock.core.block_tier import BlockTier
@@ -147,8 +148,10 @@ def test_whatever_is_encoded_cached_or_freed_every_answer_is_that_of_its_own_pix
     budget = 4 + extra_budget + 8 * attends_within
     tower = make_tower(layer_elements=layer_cost, attends_within=attends_within)
     images = make_images(tower, feature_bytes)
-    layers = layer_groups([KVSpec(1, 4, one) for one in windows], PoolLimits(MAX_LEN + 1, 4, budget, 4), num_blocks)
-    groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layers)
+    layers = layer_groups(
+        [KVSpec(1, 4, window) for window in windows], PoolLimits(MAX_LEN + 1, 4, budget, 4), num_blocks
+    )
+    groups = tuple(CacheGroup(group.num_blocks, group.window) for group in layers)
     runner = ImageRunner(groups, 4, images)
 
     def make(make_tier: MakeTier | None) -> Scheduler:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.api.request import FinishReason, Request
 from penstock.api.sampling_params import Beams
-from penstock.config.memory import PoolLimits, layer_groups
+from penstock.config.footprint import PoolLimits
+from penstock.config.memory import layer_groups
 from penstock.config.model_facts import KVSpec
 from penstock.core.kv_manager import CacheGroup
 from penstock.core.policies import TgiAdmission
@@ -227,7 +228,7 @@ def test_every_request_ends_once_with_its_own_answer_and_blocks_are_conserved(
 
     limits = PoolLimits(MAX_LEN + 1, max_num_seqs, budget, 4)
     layers = layer_groups([KVSpec(1, 4, window) for window in windows], limits, num_blocks)
-    groups = tuple(CacheGroup(one.num_blocks, one.window) for one in layers)
+    groups = tuple(CacheGroup(group.num_blocks, group.window) for group in layers)
     if states is not None:
         groups += (CacheGroup(max_num_seqs + states[0], checkpoint_every=states[1]),)
     runner = FakeRunner(groups, 4)

@@ -313,7 +313,7 @@ def test_whatever_is_drafted_forked_and_left_the_tables_stay_sound(
             kv.commit(seq)
             if end == len(seq.tokens):
                 seq.tokens.append(count)
-        kv.check_integrity([one for one in sequences if one is not None])
+        kv.check_integrity([seq for seq in sequences if seq is not None])
 
 
 class HalfRight:

@@ -39,7 +39,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[str]:
-    queries = [one["query"]["query"] for one in dashboard()["templating"]["list"] if isinstance(one["query"], dict)]
+    queries = [item["query"]["query"] for item in dashboard()["templating"]["list"] if isinstance(item["query"], dict)]
     return [target["expr"] for panel in panels() for target in panel["targets"]] + queries
 
 

@@ -8,7 +8,8 @@ from penstock.api.request import Request, TokenLogprob
 from penstock.api.sampling_params import SamplingParams
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.config.engine_config import EngineConfig, Role
-from penstock.config.memory import PoolLimits, layer_groups
+from penstock.config.footprint import PoolLimits
+from penstock.config.memory import layer_groups
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.frontend.input_processor import InputProcessor

@@ -144,7 +144,7 @@ def test_tools_beside_a_form_over_chat_completions(client, server, stream):
         answer = client.chat.completions.create(messages=[message], **told)
         if not stream:
             message = answer.choices[0].message
-            return message.content, [one.function.arguments for one in message.tool_calls or ()]
+            return message.content, [call.function.arguments for call in message.tool_calls or ()]
         deltas = [chunk.choices[0].delta for chunk in answer if chunk.choices]
         calls = "".join(call.function.arguments or "" for delta in deltas for call in delta.tool_calls or ())
         return "".join(delta.content or "" for delta in deltas), [calls] if calls else []

@@ -61,7 +61,7 @@ def test_streams_of_two_engines_of_which_one_is_killed_again_and_again_tell_what
 
     asyncio.run(disturbed())
     wait_until(fleet.idle)
-    wait_until(lambda: all(one["state"] == "up" for one in engines(fleet)))
+    wait_until(lambda: all(engine["state"] == "up" for engine in engines(fleet)))
 
 
 def test_a_killed_engine_leaves_the_server_healthy_and_is_replaced(fleet):
@@ -102,11 +102,11 @@ def test_engines_are_drained_and_replaced_under_streams(fleet, expected):
     assert len(engines(fleet)) == 1
     old = engines(fleet)[0]["place"]
     asyncio.run(disturbed(reload_by_signal))
-    wait_until(lambda: [one["place"] for one in engines(fleet)] == [old + 1])
+    wait_until(lambda: [engine["place"] for engine in engines(fleet)] == [old + 1])
     fleet.process.send_signal(signal.SIGTTIN)
     wait_until(lambda: len(engines(fleet)) == 2)
     fleet.process.send_signal(signal.SIGTTOU)
-    wait_until(lambda: [one["place"] for one in engines(fleet)] == [old + 1])
+    wait_until(lambda: [engine["place"] for engine in engines(fleet)] == [old + 1])
 
 
 def test_later_turns_of_a_chat_go_to_the_engine_that_has_the_earlier_ones(fleet):

@@ -77,7 +77,7 @@ async def tell(client: openai.AsyncOpenAI, model: str, body: dict[str, Any]) -> 
             assert reason is None, "an answer goes on after its end"
             if choice.logprobs is not None:
                 tokens = tokens + (choice.logprobs.tokens or [])
-                logprobs = logprobs + [one or 0.0 for one in choice.logprobs.token_logprobs or []]
+                logprobs = logprobs + [logprob or 0.0 for logprob in choice.logprobs.token_logprobs or []]
             told[choice.index] = (text + choice.text, tokens, logprobs, choice.finish_reason)
     return told
 

@@ -134,7 +134,7 @@ def test_streams_and_calls_come_to_their_end_though_both_processes_are_killed(tm
             readers = [Reader(reader.body, f"d{i}") for i, reader in enumerate(undisturbed)]
             reading = asyncio.gather(*(reader.read(http) for reader in readers))
             asking = (ask(http, body, f"c{i}") for i, body in enumerate(bodies[:NUM_CALLS]))
-            calls = [asyncio.ensure_future(one) for one in asking]
+            calls = [asyncio.ensure_future(request) for request in asking]
             await asyncio.gather(*(accepted(http, f"c{i}") for i in range(NUM_CALLS)))
             whole = num_heard(undisturbed)
             for kills in range(KILLS):

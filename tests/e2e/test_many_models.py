@@ -76,7 +76,7 @@ def test_a_stream_ends_before_its_model_is_unloaded_for_another(several: Running
 
 def test_ollamas_routes_name_the_models_and_obey_keep_alive(several: RunningServer) -> None:
     tags = httpx.get(f"{several.url}/api/tags").json()["models"]
-    assert [one["name"] for one in tags] == ["a:latest", "b:latest"]
+    assert [tag["name"] for tag in tags] == ["a:latest", "b:latest"]
     body = {"model": "b:latest", "prompt": "one", "stream": False, "options": {"num_predict": 2}, "keep_alive": "1h"}
     answer = httpx.post(f"{several.url}/api/generate", json=body, timeout=60)
     assert answer.status_code == 200, answer.text

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import Machine
+from penstock.config.machine import Machine
 from penstock.engine.build import build_engine
 from penstock.frontend.input_processor import InputProcessor
 from penstock.text.tokenizer import Tokenizer

@@ -40,7 +40,7 @@ def test_a_prefill_and_a_decode_engine_tell_what_one_engine_tells(
     if ranks > 1:
         flags += ("--tensor-parallel-size", str(ranks), "--threads", str(ranks))
     with running_server(*FLAGS, *flags) as server:
-        assert [one["role"] for one in engines(server)] == ["decode", "prefill"]
+        assert [engine["role"] for engine in engines(server)] == ["decode", "prefill"]
         check_answers(asyncio.run(tell_all(server, bodies())), expected)
         wait_until(server.idle)
         told = server.metrics()

@@ -40,13 +40,13 @@ def server(cluster: LocalCluster, kv_disk: Path) -> Iterator[RunningServer]:
     try:
         yield server.wait_until_listening(START_SECONDS)
     finally:
-        pids = [one["pid"] for one in engines(server)] if server.process.poll() is None else []
+        pids = [engine["pid"] for engine in engines(server)] if server.process.poll() is None else []
         server.stop()
     wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
 def all_up(server: RunningServer) -> bool:
-    return [one["state"] for one in engines(server)] == ["up", "up"]
+    return [engine["state"] for engine in engines(server)] == ["up", "up"]
 
 
 async def disturbed(server: RunningServer, rng: random.Random, disturb: Callable[[dict], None]) -> list[Told]:
@@ -63,22 +63,26 @@ async def disturbed(server: RunningServer, rng: random.Random, disturb: Callable
 
 
 def test_each_engine_is_on_a_node_of_its_own(server: RunningServer, cluster: LocalCluster) -> None:
-    nodes = {cluster.node_of(one["node"]) for one in engines(server)}
+    nodes = {cluster.node_of(engine["node"]) for engine in engines(server)}
     assert len(nodes) == 2
-    assert all(psutil.pid_exists(one["pid"]) for one in engines(server))
+    assert all(psutil.pid_exists(engine["pid"]) for engine in engines(server))
 
 
 def test_nothing_listens_but_http_and_what_asks_for_keys(server: RunningServer) -> None:
     """Ray's own ports aside, which docs/scaling.md tells how to guard."""
-    for one in engines(server):
-        assert not listening(one["pid"]), "engines connect"
+    for engine in engines(server):
+        assert not listening(engine["pid"]), "engines connect"
     others = [(host, port) for host, port in listening(server.process.pid) if port != httpx.URL(server.url).port]
     assert [mechanism for one in others if (mechanism := zmtp_mechanism(*one))] == ["CURVE", "CURVE"]
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
     """Where a process listens, as it can be connected to."""
-    addresses = [one.laddr for one in psutil.Process(pid).net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    addresses = [
+        connection.laddr
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
     return [("127.0.0.1" if ip in ("0.0.0.0", "::") else ip.removeprefix("::ffff:"), port) for ip, port in addresses]
 
 
@@ -111,7 +115,7 @@ def test_streams_go_on_when_a_node_is_lost_and_its_engine_starts_on_the_next_one
         cluster.add_node()
         wait_until(lambda: all_up(server), START_SECONDS)
     wait_until(server.idle)
-    assert sorted(one.name for one in kv_disk.parent.iterdir()) == ["blocks", "blocks.1"], "each engine has a file"
+    assert sorted(path.name for path in kv_disk.parent.iterdir()) == ["blocks", "blocks.1"], "each engine has a file"
 
 
 @pytest.mark.parametrize("of", ["engine", "host"])

@@ -19,8 +19,8 @@ def test_blocks_come_by_nixl_from_the_node_that_computed_them(cluster: LocalClus
     server = RunningServer(*FLAGS, "--cluster", cluster.address, "--admin", *prefill)
     try:
         server.wait_until_listening(120.0)
-        assert [one["role"] for one in engines(server)] == ["decode", "prefill"]
-        assert len({cluster.node_of(one["node"]) for one in engines(server)}) == 2
+        assert [engine["role"] for engine in engines(server)] == ["decode", "prefill"]
+        assert len({cluster.node_of(engine["node"]) for engine in engines(server)}) == 2
         check_answers(asyncio.run(tell_all(server, bodies())), expected)
         wait_until(server.idle)
         told = server.metrics()

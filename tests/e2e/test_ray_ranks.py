@@ -20,7 +20,7 @@ RANKS = ("--tensor-parallel-size", "2", "--nodes-per-engine", "2", "--admin")
 
 def rank_processes() -> list[psutil.Process]:
     """Of this test's cluster: its nodes are processes of this machine."""
-    return [one for one in psutil.Process().children(recursive=True) if is_rank(one)]
+    return [child for child in psutil.Process().children(recursive=True) if is_rank(child)]
 
 
 def is_rank(process: psutil.Process) -> bool:
@@ -36,8 +36,8 @@ def server(cluster: LocalCluster) -> Iterator[RunningServer]:
     try:
         yield server.wait_until_listening(START_SECONDS)
     finally:
-        pids = [one["pid"] for one in engines(server)] if server.process.poll() is None else []
-        pids += [one.pid for one in rank_processes()]
+        pids = [engine["pid"] for engine in engines(server)] if server.process.poll() is None else []
+        pids += [process.pid for process in rank_processes()]
         server.stop()
     wait_until(lambda: not any(alive(pid) for pid in pids))
 

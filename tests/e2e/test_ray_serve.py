@@ -130,7 +130,7 @@ class Reader:
             assert reason is None, "an answer goes on after its end"
             if choice["logprobs"] is not None:
                 tokens = tokens + choice["logprobs"]["tokens"]
-                logprobs = logprobs + [one or 0.0 for one in choice["logprobs"]["token_logprobs"]]
+                logprobs = logprobs + [logprob or 0.0 for logprob in choice["logprobs"]["token_logprobs"]]
             self.told[choice["index"]] = (text + choice["text"], tokens, logprobs, choice["finish_reason"])
 
 

@@ -123,7 +123,7 @@ def test_what_a_grammar_forces_saves_steps_and_changes_nothing() -> None:
         engine = build_engine(EngineConfig.from_options(threads=1, **options), clock=lambda: 0.0)
         with LLM(engine=engine) as demo:
             outputs = [demo.generate(["A thing:"], one)[0].outputs[0] for one in wanted]
-            told.append([(one.token_ids, one.text, one.finish_reason) for one in outputs])
+            told.append([(output.token_ids, output.text, output.finish_reason) for output in outputs])
             steps.append(demo.stats().steps)
     assert told[0] == told[1]
     assert steps[1] < steps[0]

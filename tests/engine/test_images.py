@@ -31,9 +31,9 @@ def request_of(seen: Seen, name: str, images: list[Image]) -> Request:
 
 
 def answers(core: EngineCore, *requests: Request) -> dict[str, list[int]]:
-    for one in requests:
-        core.add_request(one)
-    found: dict[str, list[int]] = {one.request_id: [] for one in requests}
+    for request in requests:
+        core.add_request(request)
+    found: dict[str, list[int]] = {request.request_id: [] for request in requests}
     while core.has_work:
         for output in core.step():
             assert output.finish_reason != "error", output.error

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from penstock.config.memory import GIB, MIB, LayerGroup, MemoryPlan
+from penstock.config.byte_counts import GIB, MIB
+from penstock.config.memory import LayerGroup, MemoryPlan
 from penstock.engine.memory_line import memory_line
 
 PLAN = MemoryPlan(96_574_873, 8 * GIB, 70_000_000, (LayerGroup((0,), None, 11_650),), 32, "--kv-cache-memory")

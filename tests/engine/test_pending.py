@@ -81,7 +81,9 @@ def test_a_pending_request_can_be_ended_and_can_expire():
     scheduler.finish_request("a", None, FinishReason.ABORT)
     pending.release(scheduler, "b")
     scheduler.expire("b")
-    assert [(one.request_id, one.finish_reason, one.error, one.error_reason) for one in scheduler.drain()] == [
+    assert [
+        (output.request_id, output.finish_reason, output.error, output.error_reason) for output in scheduler.drain()
+    ] == [
         ("a", FinishReason.ABORT, None, None),
         ("b", FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED),
     ]
@@ -108,7 +110,7 @@ def test_a_request_does_not_wait_for_the_rest_once_something_failed():
     pending.add_request(scheduler, request("a"), ())
     failed.set_exception(ValueError("no such adapter"))
     pending.admit_ready(scheduler)
-    assert [one.error for one in scheduler.drain()] == ["it could not be prepared: no such adapter"]
+    assert [output.error for output in scheduler.drain()] == ["it could not be prepared: no such adapter"]
 
 
 def test_a_grammar_that_only_ended_requests_wait_for_is_dropped():

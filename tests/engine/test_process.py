@@ -128,8 +128,8 @@ def test_a_finish_takes_effect_between_two_steps(tmp_path):
         EngineLoop(Core(EngineConfig()), requests, outputs, InFlightStep(tmp_path / "in_flight")).run()
         told = [decode_from_engine(from_engine.recv()).outputs for _ in range(2)]
         assert [(one.token_ids, one.finish_reason) for (one,) in told] == [([11], None), ([], FinishReason.ABORT)]
-        for one in sockets:
-            one.close()
+        for socket in sockets:
+            socket.close()
 
 
 def test_an_idle_engine_sleeps_and_still_answers():

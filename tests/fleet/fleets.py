@@ -61,7 +61,7 @@ class NamedFleet:
         return ((replica, one.request_id) for replica, one in self.dispatcher.due())
 
     def take_leaving(self, replica):
-        return [one.request_id for one in self.dispatcher.take_leaving(self.status(replica))]
+        return [entry.request_id for entry in self.dispatcher.take_leaving(self.status(replica))]
 
     def handed_over(self, replica, name, source):
         return name in self.open and self.dispatcher.handed_over(replica, self.open[name], source)
@@ -79,10 +79,10 @@ class NamedFleet:
         return self.open[name].has_begun
 
     def unservable(self):
-        return [one.request_id for one in self.dispatcher.unservable()]
+        return [entry.request_id for entry in self.dispatcher.unservable()]
 
     def drain(self, replica):
-        return [one.request_id for one in self.dispatcher.drain(replica)]
+        return [entry.request_id for entry in self.dispatcher.drain(replica)]
 
     def engine_died(self, replica, indices, **how):
         convict = self.dispatcher.engine_died(replica, indices, **how)

@@ -100,7 +100,7 @@ def test_a_fleet_grows_under_load_and_shrinks_after_it_without_losing_a_stream(t
             assert scaler.demand().num_starting == 0, "it is tried again after a pause"
         else:
             late = open_one(engine, SLOW, request_id="late", max_tokens=3)
-            assert [one.token_ids for one in (await late.results())[0].outputs] == [slow_tokens(3)]
+            assert [output.token_ids for output in (await late.results())[0].outputs] == [slow_tokens(3)]
         for i, one in enumerate(streams):
             expected = list(range(11, 71)) if i else slow_tokens(60)
             assert [answer.token_ids for answer in (await one.results())[0].outputs] == [expected]

@@ -109,6 +109,19 @@ def test_suspects_wait_for_the_only_replica_however_long_that_takes():
     assert due(fleet) == [(0, "a")]
 
 
+def test_the_only_replica_has_a_request_at_once_unless_its_engine_is_down():
+    fleet = dispatcher(ROOM)
+    add(fleet, "a")
+    assert (fleet.num_queued, fleet.replica_of("a")) == (0, 0)
+    assert due(fleet) == [(0, "a")]
+    prove(fleet, 0, "a")
+    fleet.engine_died(0, None, fault=False)
+    add(fleet, "b")
+    assert (fleet.num_queued, fleet.replica_of("b"), due(fleet)) == (1, None, [])
+    fleet.engine_up(0, ROOM)
+    assert due(fleet) == [(0, "a"), (0, "b")]
+
+
 def test_an_added_engine_takes_over_from_one_that_is_down():
     fleet = dispatcher(ROOM)
     add(fleet, "proven", "suspect")

@@ -32,7 +32,7 @@ def with_fleet(talk, model, kinds=(EngineLink, EngineLink), step_deadline=30.0, 
             return await asyncio.wait_for(talk(engine), 120)
         finally:
             await engine.close()
-            assert not any(one._process.runs for one in links)
+            assert not any(link._process.runs for link in links)
 
     return asyncio.run(run())
 
@@ -59,7 +59,7 @@ def test_requests_are_shared_out_and_answered(tmp_path):
     async def talk(engine):
         streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=5) for i in range(4)]
         assert [replica_of(engine, str(i)) for i in range(4)] == [0, 1, 0, 1]
-        assert [tokens_of(await drain(one)) for one in streams] == [slow_tokens(5)] * 4
+        assert [tokens_of(await drain(stream)) for stream in streams] == [slow_tokens(5)] * 4
         steps = engine.metrics.replica_steps.values
         assert min(steps["0"], steps["1"]) >= 5
         assert engine.metrics.steps.values[""] == steps["0"] + steps["1"]
@@ -73,15 +73,15 @@ def test_requests_are_shared_out_and_answered(tmp_path):
 def test_the_streams_of_a_killed_engine_go_on_at_once_and_it_comes_back(tmp_path, number):
     async def talk(engine):
         streams = {name: open_one(engine, SLOW, request_id=name, n=2, max_tokens=30) for name in "abcd"}
-        await asyncio.gather(*(several_steps(one) for one in streams.values()))
+        await asyncio.gather(*(several_steps(stream) for stream in streams.values()))
         os.kill(pid_of(engine, 1), number)
         await until(lambda: replica_of(engine, "b") == 0)
         assert engine.fleet.replicas[1].down, "they did not wait for its successor"
         assert engine.metrics.fleet_moved.values[""] == 2
         assert await engine.health_error() is None
         assert not engine.restarting
-        for one in streams.values():
-            results = await one.results()
+        for stream in streams.values():
+            results = await stream.results()
             assert [answer.token_ids for answer in results[0].outputs] == [slow_tokens(30)] * 2
         await until(lambda: engine.fleet.replicas[1].down is None)
         again = [open_one(engine, 10, request_id=f"again {i}") for i in range(2)]
@@ -175,13 +175,13 @@ def test_the_streams_of_an_engine_that_cannot_be_killed_go_on(tmp_path, monkeypa
 
     async def talk(engine):
         streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=100) for i in range(2)]
-        await asyncio.gather(*(several_steps(one) for one in streams))
+        await asyncio.gather(*(several_steps(stream) for stream in streams))
         assert replica_of(engine, "0") == 0
         stuck = engine.fleet.replicas[0]._link
         hanging = open_one(engine, HANG, request_id="hangs")
         assert replica_of(engine, "hangs") == 0
-        for one in streams:
-            assert (await one.results())[0].outputs[0].token_ids == slow_tokens(100)
+        for stream in streams:
+            assert (await stream.results())[0].outputs[0].token_ids == slow_tokens(100)
         (end,) = await drain(hanging)
         assert end.finish_reason is FinishReason.ERROR
         await until(lambda: engine.fleet.replicas[0].down is None)
@@ -253,8 +253,8 @@ def test_an_engine_that_cannot_be_started_again_leaves_its_requests_to_the_other
         (tmp_path / "out-of-order").touch()
         os.kill(pid_of(engine, 0), signal.SIGKILL)
         await until(lambda: list(engine.fleet.replicas) == [1])
-        for one in streams:
-            assert (await one.results())[0].outputs[0].token_ids == slow_tokens(40)
+        for stream in streams:
+            assert (await stream.results())[0].outputs[0].token_ids == slow_tokens(40)
         assert not engine.given_up.is_set()
         assert engine.metrics.replica_up.values == {"1": 1}
         os.kill(pid_of(engine, 1), signal.SIGKILL)
@@ -267,7 +267,7 @@ def test_engines_are_added_and_drained_while_streams_go_on(tmp_path):
     async def talk(engine):
         fleet = engine.fleet
         streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=50) for i in range(3)]
-        await asyncio.gather(*(one.__anext__() for one in streams))
+        await asyncio.gather(*(stream.__anext__() for stream in streams))
         assert {replica_of(engine, str(i)) for i in range(3)} == {0}
         with pytest.raises(InvalidRequestError, match="the only one"):
             await fleet.retire(0)
@@ -278,8 +278,8 @@ def test_engines_are_added_and_drained_while_streams_go_on(tmp_path):
         assert [state.replica for state in fleet.states()] == [1], "all of it went on elsewhere at once"
         assert {replica_of(engine, str(i)) for i in range(3)} == {1}
         await retiring
-        for one in streams:
-            results = await one.results()
+        for stream in streams:
+            results = await stream.results()
             assert results[0].outputs[0].token_ids == slow_tokens(50)
         assert list(fleet.replicas) == [1]
         with pytest.raises(InvalidRequestError, match="there is no engine 7"):
@@ -292,7 +292,7 @@ def test_engines_are_added_and_drained_while_streams_go_on(tmp_path):
 def test_a_reload_replaces_every_engine_and_begun_answers_end_by_the_old_model(tmp_path):
     async def talk(engine):
         streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=40) for i in range(4)]
-        await asyncio.gather(*(several_steps(one) for one in streams))
+        await asyncio.gather(*(several_steps(stream) for stream in streams))
         (tmp_path / "trained").touch()
         reloading = asyncio.ensure_future(engine.fleet.reload())
         await asyncio.sleep(0)
@@ -301,8 +301,8 @@ def test_a_reload_replaces_every_engine_and_begun_answers_end_by_the_old_model(t
         await reloading
         assert list(engine.fleet.replicas) == [2, 3]
         assert {state.arithmetic for state in engine.fleet.states()} == {"trained"}
-        for one in streams:
-            assert (await one.results())[0].outputs[0].token_ids == slow_tokens(40)
+        for stream in streams:
+            assert (await stream.results())[0].outputs[0].token_ids == slow_tokens(40)
         assert tokens_of(await drain(open_one(engine, 10))) == [11, 12, 13, 14]
         assert engine.metrics.restarts.values.get("", 0) == 0
 
@@ -387,13 +387,13 @@ def test_what_a_journal_holds_is_taken_up_by_all_engines(tmp_path):
 
     async def first(engine):
         streams = [open_one(engine, SLOW, request_id=str(i), max_tokens=40) for i in range(4)]
-        await asyncio.gather(*(two_steps(one) for one in streams))
+        await asyncio.gather(*(two_steps(stream) for stream in streams))
 
     async def second(engine):
         assert sorted(replica_of(engine, str(i)) for i in range(4)) == [0, 0, 1, 1]
         await engine.drained()
         for i in range(4):
-            ((_, output),) = await engine.look_up(str(i), "")
+            ((_, output),) = await engine.journaled_calls.look_up(str(i), "")
             assert output.outputs[0].token_ids == slow_tokens(40)
 
     for talk in (first, second):

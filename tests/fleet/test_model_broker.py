@@ -237,7 +237,7 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         for _ in range(200):
             models = self.broker.models.values()
-            if not any(one.num_waiting or one.num_uses for one in models) and not self.pending:
+            if not any(model.num_waiting or model.num_uses for model in models) and not self.pending:
                 return
             for name, one in self.broker.models.items():
                 for _ in range(one.num_uses):

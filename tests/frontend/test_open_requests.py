@@ -27,8 +27,8 @@ def test_adapters_in_use_are_those_of_open_requests_by_whether_they_run() -> Non
     metrics = Metrics()
     table = open_requests(metrics)
     requests = [open_request(*names) for names in (("a", "sql"), ("b", "sql"), ("c", "poem"), ("d", None))]
-    for one in requests:
-        table.begin_request(one)
+    for request in requests:
+        table.begin_request(request)
     assert table.adapter_use() == AdapterUse([], ["poem", "sql"])
     scheduled = SequenceOutput("a", 0, [7], first_scheduled=1.0)
     Meter(metrics).output(requests[0].request, requests[0].progress, scheduled, None, 2.0)

@@ -199,7 +199,7 @@ def test_a_checkpoint_with_a_head_for_something_else_embeds_by_the_mean_of_its_h
         tokens = [llm.tokenizer.backend.encode(text).ids for text in texts]
     model = transformers.AutoModel.from_pretrained(folder)
     with torch.inference_mode():
-        means = [model(torch.tensor([one])).last_hidden_state[0].mean(0) for one in tokens]
+        means = [model(torch.tensor([token])).last_hidden_state[0].mean(0) for token in tokens]
     assert largest_difference(vectors, torch.stack(means)) < 1e-4
 
 
@@ -381,7 +381,7 @@ def test_a_decoder_embeds_where_its_folder_or_the_caller_says_so(tmp_path: Path)
         vectors = llm.embed(texts)
         tokens = [llm.tokenizer.backend.encode(text).ids for text in texts]
     with torch.inference_mode():
-        hidden = [model.model(torch.tensor([one])).last_hidden_state[0] for one in tokens]
+        hidden = [model.model(torch.tensor([token])).last_hidden_state[0] for token in tokens]
     assert largest_difference(vectors, torch.stack([one.mean(0) for one in hidden])) < 1e-4
 
 
@@ -412,7 +412,7 @@ def test_a_decoder_made_to_embed_attends_to_both_sides_where_its_config_says_so(
         tokens = [llm.tokenizer.backend.encode(text).ids for text in texts]
     assert json.loads((folder / "config.json").read_text())["is_causal"] is False
     with torch.inference_mode():
-        hidden = [model(torch.tensor([one])).last_hidden_state[0] for one in tokens]
+        hidden = [model(torch.tensor([token])).last_hidden_state[0] for token in tokens]
     assert largest_difference(vectors, torch.stack([one.mean(0) for one in hidden])) < 1e-4
 
 
@@ -506,7 +506,7 @@ def test_unknown_settings_of_a_folder_are_logged(tmp_path: Path, caplog: pytest.
     edited(folder, "sentence_bert_config.json", processing_kwargs={"text": {"padding": True}})
     edited(folder / "1_Pooling", "config.json", pooling_mode_new=True)
     with open_llm(folder):
-        (line,) = [one for one in caplog.messages if "unknown and have no effect" in one]
+        (line,) = [message for message in caplog.messages if "unknown and have no effect" in message]
     assert "pooling_mode_new in " in line
     assert f"processing_kwargs in {folder}/sentence_bert_config.json" in line
 

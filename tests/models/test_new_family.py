@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock import LLM, SamplingParams
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import Machine
+from penstock.config.machine import Machine
 from penstock.config.model_facts import ActivationSizes
 from penstock.engine.build import build_engine
 from penstock.kernels.tables import make_ops

@@ -108,8 +108,8 @@ def test_settings_of_generation_config_without_effect_are_named(
         generation.unlink()
         generation.write_text(json.dumps(given))
         Stepper(tmp_path, 1)
-        warned = [one.message for one in caplog.records if "generation_config.json" in one.message]
-        assert [one.rpartition(": ")[2] for one in warned] == ([] if named is None else [named])
+        warned = [record.message for record in caplog.records if "generation_config.json" in record.message]
+        assert [warning.rpartition(": ")[2] for warning in warned] == ([] if named is None else [named])
 
 
 def test_a_config_without_an_architecture_says_so(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_recorded_sizes_are_those_that_a_build_allocates(tmp_path: Path, name: s
             }
             matrices = model_sizes(spec).matrices
             assert matrices
-            assert all(shapes[one.name] == (one.rows, one.columns) for one in matrices)
+            assert all(shapes[matrix.name] == (matrix.rows, matrix.columns) for matrix in matrices)
 
 
 def test_a_head_has_its_own_weights_alone(tmp_path: Path) -> None:

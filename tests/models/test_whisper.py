@@ -59,7 +59,10 @@ class Listener:
             parts: layers after which a step of the tower ends.
         """
         checkpoint, self.settings = settings_for(folder, kv_cache_memory="4MiB", dtype="float32")
-        self.runner, self.images = DeviceRunner(checkpoint, self.settings, ops), [window_of(one) for one in windows]
+        self.runner, self.images = (
+            DeviceRunner(checkpoint, self.settings, ops),
+            [window_of(window) for window in windows],
+        )
         assert self.settings.tower is not None
         bounds = [0, *parts, self.settings.tower.num_layers]
         for first, last in itertools.pairwise(bounds):

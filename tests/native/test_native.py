@@ -38,7 +38,7 @@ needs_native = pytest.mark.skipif(native.library() is None, reason="the native k
 def test_an_instruction_set_is_the_one_asked_for_or_refused() -> None:
     run = subprocess.run([sys.executable, "-c", CHOICES], capture_output=True, text=True, timeout=60, check=True)
     answers, built = json.loads(run.stdout)
-    present = [one for one in native.INSTRUCTION_SETS if answers[one] == one]
+    present = [name for name in native.INSTRUCTION_SETS if answers[name] == name]
     assert answers[""] == next(one for one in built if one in present)
     for name in ("sse9", *native.INSTRUCTION_SETS):
         missing = "the library was built without it (pip install -C cmake.define.PENSTOCK_SETS=all builds all)"

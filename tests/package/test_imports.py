@@ -115,7 +115,7 @@ print(json.dumps(failed))"""
 
 def test_no_two_modules_import_each_other() -> None:
     graph = grimp.build_graph("penstock", cache_dir=None)
-    arrows = {(one, other) for one in graph.modules for other in graph.find_modules_directly_imported_by(one)}
+    arrows = {(module, other) for module in graph.modules for other in graph.find_modules_directly_imported_by(module)}
     assert {(one, other) for one, other in arrows if one < other and (other, one) in arrows} == set()
 
 

@@ -28,12 +28,12 @@ def main_thread_tasks(trace):
     """CPU milliseconds of each task of the page's main thread."""
     events = json.loads(trace)["traceEvents"]
     threads = {
-        (one["pid"], one["tid"])
-        for one in events
-        if one["name"] == "thread_name" and one["args"]["name"] == "CrRendererMain"
+        (event["pid"], event["tid"])
+        for event in events
+        if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
     }
-    tasks = [one for one in events if one["name"].endswith("RunTask") and (one["pid"], one["tid"]) in threads]
-    return sorted(one.get("tdur", 0) / 1000 for one in tasks)
+    tasks = [event for event in events if event["name"].endswith("RunTask") and (event["pid"], event["tid"]) in threads]
+    return sorted(task.get("tdur", 0) / 1000 for task in tasks)
 
 
 def test_the_first_paint_is_fast(browser, server):

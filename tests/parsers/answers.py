@@ -18,14 +18,16 @@ from penstock.text.tokenizer import Tokenizer
 from tests.structured.answers import follows, mask
 from tests.support.schemas import random_schema
 
-MARKS = sorted({mark for one in FORMATS for kind in KINDS for mark in (*one.marks, kind.open, kind.close)})
+MARKS = sorted(
+    {mark for tools_format in FORMATS for kind in KINDS for mark in (*tools_format.marks, kind.open, kind.close)}
+)
 
 
 def write_tokenizer(folder):
     """A tokenizer with a special token for each mark of each format, and a token for each byte."""
     tokens = [*MARKS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     backend = Backend(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
-    backend.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in MARKS])
+    backend.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in MARKS])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.save(f"{folder}/tokenizer.json")

@@ -36,6 +36,7 @@ def test_a_conversation_without_tools_stays_as_it_is():
 def test_the_template_sees_the_tools_or_the_description_but_not_both():
     conversation = Conversation([USER], Tools((F,)))
     own, described = ChatFormat(HERMES, None, frozenset()), format_of("{{ messages }}")
-    assert (conversation.template_messages(own), conversation.template_tools(own)) == ([USER], TOOLS)
-    assert conversation.template_messages(described)[0]["role"] == "system"
-    assert conversation.template_tools(described) is None
+    assert conversation.template_input(own) == ([USER], TOOLS)
+    messages, tools = conversation.template_input(described)
+    assert messages[0]["role"] == "system"
+    assert tools is None

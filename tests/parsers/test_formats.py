@@ -70,7 +70,7 @@ def write(tools, calls):
             for name, arguments in calls
         )
     if tools in TAGGED:
-        return "\n".join(write_tagged(tools, *one) for one in calls)
+        return "\n".join(write_tagged(tools, *call) for call in calls)
     return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, ensure_ascii=False)}" for name, arguments in calls)
 
 
@@ -111,9 +111,9 @@ def call(name, arguments):
 
 
 formats = pytest.mark.parametrize("tools", FORMATS, ids=lambda one: one.name)
-JSON_FORMATS = [one for one in FORMATS if one not in (*TAGGED, GEMMA)]
+JSON_FORMATS = [tools_format for tools_format in FORMATS if tools_format not in (*TAGGED, GEMMA)]
 formats_within_text = pytest.mark.parametrize(
-    "tools", [one for one in FORMATS if one is not HARMONY], ids=lambda one: one.name
+    "tools", [tools_format for tools_format in FORMATS if tools_format is not HARMONY], ids=lambda one: one.name
 )
 formats_of_json = pytest.mark.parametrize("tools", JSON_FORMATS, ids=lambda one: one.name)
 
@@ -194,7 +194,7 @@ def test_a_call_that_is_cut_off_before_its_name_is_clear_is_text(tools):
 
 @formats_within_text
 def test_nothing_that_a_model_writes_about_marks_is_lost(tools):
-    for mark in {mark for one in FORMATS for mark in one.marks}:
+    for mark in {mark for tools_format in FORMATS for mark in tools_format.marks}:
         for text in (
             mark,
             f"The mark {mark} is one",
@@ -495,7 +495,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 OBJECTS = st.dictionaries(st.text(max_size=5), JSON, max_size=3)
-MARKS = [mark for one in FORMATS for mark in one.marks] + ["<think>", "</think>"]
+MARKS = [mark for tools_format in FORMATS for mark in tools_format.marks] + ["<think>", "</think>"]
 SCRAPS = st.sampled_from(
     [*MARKS, '{"name": "f"', '"arguments": ', "{", "}", '"', "\\", "[", "]", ",", ";", "\n", " ", "f"]
 )

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from llguidance import LLParserLimits, LLTokenizer
 
 from penstock.api.sampling_params import MAX_FORM_CHARACTERS, RoundedNumber, SamplingParams, Structured
-from penstock.api.tools import MAX_TOOLS, Function, Tools, add_names, arguments_text, call_id, called, template_id
+from penstock.api.tools import (
+    MAX_TOOLS,
+    NO_TOOLS,
+    Function,
+    Tools,
+    add_names,
+    arguments_text,
+    call_id,
+    called,
+    template_id,
+)
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import (
     FORMATS,
@@ -60,10 +70,12 @@ ONE_CALL = (LLAMA, HARMONY)
 """Formats with one call at most in an answer."""
 formats = pytest.mark.parametrize("format", FORMATS, ids=lambda one: one.name)
 json_formats = pytest.mark.parametrize(
-    "format", [one for one in FORMATS if one not in (*TAGGED, GEMMA)], ids=lambda one: one.name
+    "format",
+    [tools_format for tools_format in FORMATS if tools_format not in (*TAGGED, GEMMA)],
+    ids=lambda one: one.name,
 )
 formats_of_json = pytest.mark.parametrize(
-    "format", [one for one in FORMATS if one is not GEMMA], ids=lambda one: one.name
+    "format", [tools_format for tools_format in FORMATS if tools_format is not GEMMA], ids=lambda one: one.name
 )
 
 
@@ -180,12 +192,12 @@ def test_a_mark_that_is_a_special_token_is_written_by_its_id():
     assert rule == "before: (<[7]> thinking /\\n{0,2}/)?\nthinking: /(?s:.*)/ <[8]>"
 
 
-def test_only_what_must_be_guarded_is():
-    assert not Tools((CITY,)).guarded
-    assert not Tools((STRICT,), "none").guarded
+def test_only_calls_that_must_be_valid_are_enforced():
+    assert not Tools((CITY,)).enforced
+    assert not Tools((STRICT,), "none").enforced
     for said in ({"choice": "required"}, {"parallel": False}, {"names": ("city",)}):
-        assert Tools((CITY,), **said).guarded
-    assert Tools((CITY, STRICT)).guarded
+        assert Tools((CITY,), **said).enforced
+    assert Tools((CITY, STRICT)).enforced
 
 
 @pytest.mark.parametrize(
@@ -222,6 +234,13 @@ def test_arguments_have_no_key_twice(format):
 
 NO_SPECIAL_TOKENS = SimpleNamespace(special_token=lambda mark: None, decode=lambda tokens, **_: "")
 PERSON = {"properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}
+
+
+def test_special_tokens_that_the_caller_shows_stay_shown_beside_the_marks_of_calls():
+    tokenizer = SimpleNamespace(special_token=lambda mark: 9, decode=lambda tokens, **_: "")
+    params = SamplingParams(shown_special_tokens=[7])
+    assert set(constrain(params, chat(HERMES), tokenizer, [], Tools((CITY,))).shown_special_tokens) == {7, 9}
+    assert constrain(params, chat(HERMES), tokenizer, [], NO_TOOLS) is params
 
 
 def beside(format, form, *functions, thinks=None, **said):
@@ -375,7 +394,7 @@ def test_what_cannot_be_enforced_between_tags_is_refused_by_name(format, schema,
 
 
 def test_every_grammar_lets_a_call_through():
-    assert all(told(calls_of(one, PARIS), grammar(one, CITY)) for one in FORMATS)
+    assert all(told(calls_of(tools_format, PARIS), grammar(tools_format, CITY)) for tools_format in FORMATS)
 
 
 def test_arguments_that_are_nested_too_deeply_stay_text_or_are_refused():

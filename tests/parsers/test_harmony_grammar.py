@@ -112,7 +112,7 @@ def test_random_answers_are_read_back_and_their_calls_validate(said):
         parts = [] if text is None else read(text, *functions)
         calls = [part for part in parts if isinstance(part, ToolCall)]
         for call in calls:
-            check_document(call.arguments, {one.name: one for one in functions}[call.name].schema)
+            check_document(call.arguments, {function.name: function for function in functions}[call.name].schema)
         assert len(calls) <= 1
         if text is not None and said == {"choice": "required"}:
             assert len(calls) == 1

@@ -260,7 +260,7 @@ def test_layers_that_are_no_targets_are_read_as_floating_point(targets: list[str
         return {"weight": values, "weight_scale": scales}
 
     write_layers(tmp_path, targeted(*(named if targets == "names" else targets)), store)
-    formats = {one.name: one.format.name for one in read_facts(open_checkpoint(str(tmp_path))).matrices}
+    formats = {matrix.name: matrix.format.name for matrix in read_facts(open_checkpoint(str(tmp_path))).matrices}
     assert {name for name, format in formats.items() if format == "fp8"} == set(named)
     _check_layers(tmp_path, wanted)
 

@@ -87,7 +87,7 @@ def rows_of(model: Decoder, name: str, maps: dict[str, Map]) -> Tensor:
         (mlp.down, ("down_proj",)),
     ):
         if linear in names:
-            sizes = [len(maps[f"{block}.{one}"].q) for one in names]
+            sizes = [len(maps[f"{block}.{name}"].q) for name in names]
             first = sum(sizes[: names.index(linear)])
             return part.weight.lookup(torch.arange(first, first + sizes[names.index(linear)]))
     raise AssertionError(name)
@@ -168,7 +168,7 @@ def test_layers_of_integer_checkpoints_that_are_not_quantized_are_read_as_floati
 def test_settings_of_quantization_that_are_unknown_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_int4(tmp_path, gptq, GPTQ_CONFIG | {"adapter": {"rank": 8}, "damp_percent": 0.1})
     load(tmp_path)
-    (line,) = (one for one in caplog.messages if "unknown and have no effect" in one)
+    (line,) = (message for message in caplog.messages if "unknown and have no effect" in message)
     assert line.endswith("quantization_config.adapter")
 
 
@@ -180,7 +180,8 @@ def test_routers_of_quantized_mixtures_are_read_as_floating_point(tmp_path: Path
     config = {"gptq": GPTQ_CONFIG, "awq": AWQ_CONFIG}[method]
     (tmp_path / "config.json").write_text(json.dumps(settings | {"quantization_config": config}))
     formats = {
-        one.name: one.format.name for one in read_facts(open_checkpoint(str(tmp_path)), with_weights=False).matrices
+        matrix.name: matrix.format.name
+        for matrix in read_facts(open_checkpoint(str(tmp_path)), with_weights=False).matrices
     }
     assert formats["model.layers.0.mlp.gate"] == "float"
     assert formats["model.layers.0.mlp.experts.0.up_proj"] != "float"

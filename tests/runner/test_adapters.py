@@ -51,6 +51,6 @@ def test_a_loaded_adapter_takes_the_elements_of_its_file(
     runner.load_adapter(adapter)
     assert runner._adapters is not None
     maps = [one for _, of_table in runner._adapters._ready[adapter.digest] for one in of_table]
-    held = {id(part): int(np.prod(part.shape)) for one in maps for part in (one.a, one.b)}
+    held = {id(part): int(np.prod(part.shape)) for lora_map in maps for part in (lora_map.a, lora_map.b)}
     assert len(maps) > 2
     assert sum(held.values()) == adapter.num_elements == sum(int(np.prod(shape)) for shape in tensors.values())

@@ -69,8 +69,8 @@ def test_text_is_computed_by_the_same_calls_with_the_same_bits_with_a_tower_and_
     checkpoint, settings = settings_for(seen.folder, kv_cache_memory="4MiB")
     plain = DeviceRunner(checkpoint, replace(settings, images=None), recording_table())
     forwards = looker.runner._forward, plain._forward
-    assert all(isinstance(one, RecordedForward) for one in forwards)
-    calls = [one._layers.num_calls for one in forwards]  # type: ignore[union-attr]
+    assert all(isinstance(forward, RecordedForward) for forward in forwards)
+    calls = [forward._layers.num_calls for forward in forwards]  # type: ignore[union-attr]
     assert calls[0] == calls[1]
     text = [token for token in seen.tokens if token < 150]
     with_tower = looker.step(text, plain=True)

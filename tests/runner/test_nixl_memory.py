@@ -178,7 +178,7 @@ def test_a_process_that_is_killed_amid_a_transfer_is_an_error_now_and_later(
         assert reader.get(peer.source) == CONTENT
         stop(peer.process.pid)
         reading = threads.submit(reader.get, peer.source)
-        wait_until(lambda: any(one.num_transfers for one in reader.memory._peers.values()))
+        wait_until(lambda: any(peer.num_transfers for peer in reader.memory._peers.values()))
         peer.process.kill()
         with pytest.raises(ConnectionError):
             reading.result()

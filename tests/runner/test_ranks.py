@@ -233,7 +233,7 @@ def test_adapters_of_ranks_add_the_same_bits_and_make_room_for_others(tiny_llama
         chosen = [read_adapter(path.name, path, core.info.adaptable).adapter for path in paths]
         answers.append(
             [
-                answer(core, [replace(one, adapter=adapter) for one in questions(core)])
+                answer(core, [replace(question, adapter=adapter) for question in questions(core)])
                 for adapter in (None, *chosen, chosen[0])
             ]
         )
@@ -265,7 +265,10 @@ def test_adapters_of_recurrent_layers_add_the_same_bits_on_two_ranks(
         assert core.info.adaptable is not None
         adapter = read_adapter("a", str(path), core.info.adaptable).adapter
         answers.append(
-            [answer(core, [replace(one, adapter=used) for one in questions(core)]) for used in (None, adapter)]
+            [
+                answer(core, [replace(question, adapter=used) for question in questions(core)])
+                for used in (None, adapter)
+            ]
         )
         core.close()
     assert answers[0] == answers[1]

@@ -71,7 +71,7 @@ def test_it_is_chosen_by_the_model_of_a_request_in_each_dialect(server: RunningS
 
 def test_models_are_listed_with_their_parents(server: RunningServer, folders: dict[str, Path]) -> None:
     listed = fetch.get(f"{server.url}/v1/models").json()
-    assert [(one["id"], one["parent"]) for one in listed["data"]] == [("tiny", None), ("sql", "tiny")]
+    assert [(item["id"], item["parent"]) for item in listed["data"]] == [("tiny", None), ("sql", "tiny")]
     assert listed["data"][1]["root"] == str(folders["sql"])
     assert fetch.get(f"{server.url}/v1/models/sql").json() == listed["data"][1]
 

@@ -15,7 +15,7 @@ ADMIN = ServerConfig(admin=True)
 
 def states(answer):
     assert answer.status_code == 200, answer.text
-    return {one["place"]: one["state"] for one in answer.json()["engines"]}
+    return {engine["place"]: engine["state"] for engine in answer.json()["engines"]}
 
 
 def test_engines_are_added_and_drained(tmp_path):
@@ -23,7 +23,7 @@ def test_engines_are_added_and_drained(tmp_path):
         assert states(await http.get("/v1/admin/engines")) == {0: "up"}
         assert "engines" not in (await http.get("/health")).json()
         assert states(await http.post("/v1/admin/engines")) == {0: "up", 1: "up"}
-        assert [one["place"] for one in (await http.get("/health")).json()["engines"]] == [0, 1]
+        assert [engine["place"] for engine in (await http.get("/health")).json()["engines"]] == [0, 1]
         body = {"model": "rule", "prompt": [10], "max_tokens": 3}
         assert (await http.post("/v1/completions", json=body)).status_code == 200
         text = (await http.get("/metrics")).text

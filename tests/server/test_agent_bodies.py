@@ -76,8 +76,8 @@ def assert_complete(events: str) -> None:
     data = [line[len("data: ") :] for line in events.splitlines() if line.startswith("data: ")]
     last = data[-1] if data[-1] == "[DONE]" else json.loads(data[-1])["type"]
     assert last in ("[DONE]", "message_stop", "response.completed", "response.incomplete"), data[-1]
-    kinds = [json.loads(one) for one in data if one != "[DONE]"]
-    assert not [one for one in kinds if "error" in one and one["error"] is not None], data
+    kinds = [json.loads(item) for item in data if item != "[DONE]"]
+    assert not [event for event in kinds if "error" in event and event["error"] is not None], data
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.template.partition(".")[0])

@@ -71,7 +71,7 @@ def test_a_stream_is_the_sequence_of_events_that_anthropic_documents(server):
         name, line = part.split("\n")
         names.append(name.removeprefix("event: "))
         data.append(json.loads(line.removeprefix("data: ")))
-    assert names == [one["type"] for one in data]
+    assert names == [item["type"] for item in data]
     assert names[:3] == ["message_start", "content_block_start", "ping"]
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert set(names[3:-3]) == {"content_block_delta"}

@@ -20,7 +20,7 @@ def read(*messages, template=HYBRID, **options):
     known = format_of(template)
     body = MessagesBody.model_validate({"max_tokens": 5, "messages": list(messages), **options})
     found = conversation(body, known)
-    return found.template_messages(known), found
+    return found.template_input(known)[0], found
 
 
 def result(content, **fields):

@@ -130,8 +130,8 @@ def test_calls_beyond_the_limit_are_refused_and_let_in_once_others_end():
                 gate, method="GET", path="/v1/models", then={"type": "http.request", "body": b"", "more_body": False}
             )
         )[0] == 200
-        for one in open_ones:
-            one.cancel()
+        for stream in open_ones:
+            stream.cancel()
         await asyncio.gather(*open_ones, return_exceptions=True)
         assert (await call(gate, b"x"))[0] == 200
 
@@ -162,8 +162,8 @@ def test_the_bodies_of_open_calls_share_a_bound_and_small_ones_do_not_count():
         assert "max_held_body_bytes" in body["error"]["message"]
         assert int(told["retry-after"]) >= 1
         assert (await call(gate, b"x" * 1000))[0] == 200
-        for one in open_ones:
-            one.cancel()
+        for stream in open_ones:
+            stream.cancel()
         await asyncio.gather(*open_ones, return_exceptions=True)
         for _ in range(3):
             assert (await call(gate, large))[0] == 200

@@ -93,7 +93,7 @@ def test_a_call_is_asked_for_by_the_id_in_its_answer_and_by_the_one_it_was_sent_
     by_name = fetch.get(f"{journaled.url}/v1/requests/mine").json()
     assert by_name == fetch.get(f"{journaled.url}/v1/requests/{answer['id']}").json()
     assert by_name["finished"]
-    assert [one["text"] for prompt in by_name["prompts"] for one in prompt["answers"]] == [
+    assert [answer["text"] for prompt in by_name["prompts"] for answer in prompt["answers"]] == [
         choice["text"] for choice in answer["choices"]
     ]
 

@@ -18,7 +18,7 @@ FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type":
 def read(*messages, template="<tool_call><think></think>{{ message.reasoning_content }}", **options):
     known = format_of(template)
     found = conversation(ChatBody.model_validate({"messages": list(messages), **options}), known)
-    return found.template_messages(known), found
+    return found.template_input(known)[0], found
 
 
 def assistant(**fields):

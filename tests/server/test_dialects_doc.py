@@ -15,8 +15,8 @@ def test_the_documentation_is_what_the_schemas_say():
 
 def test_each_parameter_stands_where_it_is_obeyed_or_where_it_is_refused():
     for body in BODIES.values():
-        assert not set(body.model_fields) & (body.NOT_OBEYED.keys() | body.WITHOUT_EFFECT)
-        assert not body.NOT_OBEYED.keys() & body.WITHOUT_EFFECT
+        assert not set(body.model_fields) & (body.UNSUPPORTED.keys() | body.WITHOUT_EFFECT)
+        assert not body.UNSUPPORTED.keys() & body.WITHOUT_EFFECT
 
 
 def test_each_dialects_tokenization_is_there_with_what_has_no_effect():

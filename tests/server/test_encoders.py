@@ -47,8 +47,8 @@ def offline() -> "np.ndarray":
 
 def test_openais_client_gets_the_vectors_that_llm_gives_bit_for_bit(client: openai.OpenAI, offline):
     answer = client.embeddings.create(model="minilm", input=TEXTS)  # in base64, which the client decodes
-    assert np.array([one.embedding for one in answer.data], np.float32).tobytes() == offline.tobytes()
-    assert [one.index for one in answer.data] == [0, 1, 2]
+    assert np.array([item.embedding for item in answer.data], np.float32).tobytes() == offline.tobytes()
+    assert [item.index for item in answer.data] == [0, 1, 2]
     assert answer.usage.prompt_tokens == answer.usage.total_tokens > 20
     plain = client.embeddings.create(model="minilm", input=TEXTS[0], encoding_format="float")
     assert np.array(plain.data[0].embedding, np.float32).tobytes() == offline[0].tobytes()
@@ -81,7 +81,7 @@ def test_tokens_are_taken_as_they_are(client: openai.OpenAI, offline):
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
     ids = [tokenizer(text)["input_ids"] for text in TEXTS]
     answer = client.embeddings.create(model="minilm", input=ids)
-    assert np.array([one.embedding for one in answer.data], np.float32).tobytes() == offline.tobytes()
+    assert np.array([item.embedding for item in answer.data], np.float32).tobytes() == offline.tobytes()
 
 
 def test_base64_is_little_endian_float32(server: RunningServer, offline):
@@ -130,10 +130,10 @@ def test_documents_are_ranked_by_cosine_where_the_model_embeds(server: RunningSe
     assert answer.json()["usage"]["total_tokens"] > 20
     assert len(server.post("/v1/rerank", query=query, documents=TEXTS, top_n=2).json()["results"]) == 2
     ranks = tei(server, "/rerank", query=query, texts=TEXTS, return_text=True).json()
-    assert [one["index"] for one in ranks] == [one["index"] for one in results]
-    assert [one["score"] for one in ranks] == [one["relevance_score"] for one in results]
+    assert [rank["index"] for rank in ranks] == [result["index"] for result in results]
+    assert [rank["score"] for rank in ranks] == [result["relevance_score"] for result in results]
     scores = server.post("/v1/score", text_1=query, text_2=TEXTS).json()["data"]
-    assert [scores[one["index"]]["score"] for one in ranks] == [one["score"] for one in ranks]
+    assert [scores[rank["index"]]["score"] for rank in ranks] == [rank["score"] for rank in ranks]
 
 
 def test_coheres_second_version_ranks_the_same_and_cuts_long_documents(server: RunningServer):
@@ -146,7 +146,7 @@ def test_coheres_second_version_ranks_the_same_and_cuts_long_documents(server: R
     assert second.json()["meta"] == {"api_version": {"version": "2"}, "tokens": {"input_tokens": tokens}}
     assert tokens > 20
     long = server.post("/v2/rerank", query=query, documents=[*TEXTS, "water " * 400], top_n=1)
-    assert [one["index"] for one in long.json()["results"]] == [1]
+    assert [result["index"] for result in long.json()["results"]] == [1]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_many_callers_at_once_get_what_each_gets_alone(client: openai.OpenAI, se
     together = client.embeddings.create(model="minilm", input=texts)
     with ThreadPoolExecutor(16) as pool:
         alone = list(pool.map(lambda text: client.embeddings.create(model="minilm", input=text).data[0], texts))
-    assert [one.embedding for one in together.data] == [one.embedding for one in alone]
+    assert [item.embedding for item in together.data] == [one.embedding for one in alone]
 
 
 def test_what_is_refused_names_the_field(server: RunningServer):
@@ -218,7 +218,7 @@ def test_an_engine_that_is_killed_is_replaced_and_its_texts_are_computed(server:
             assert not asked.done(), "all is done before the kill: give it more to do"
         os.kill(killed, signal.SIGKILL)
         after = asked.result()
-    assert [one.embedding for one in after.data] == [one.embedding for one in before.data]
+    assert [item.embedding for item in after.data] == [item.embedding for item in before.data]
     assert server.engine_pid != killed
     assert server.metrics()["penstock_engine_restarts_total"] == restarts + 1
 
@@ -279,9 +279,9 @@ def test_a_reranker_scores_pairs(tmp_path: Path):
         raw = llm.score(query, documents, raw=True)
     with running_server("--model", str(folder), "--threads", "1") as server:
         data = server.post("/v1/score", text_1=query, text_2=documents).json()["data"]
-        assert [one["score"] for one in data] == scores
+        assert [item["score"] for item in data] == scores
         ranks = tei(server, "/rerank", query=query, texts=documents, raw_scores=True).json()
-        assert [(one["index"], one["score"]) for one in ranks] == sorted(enumerate(raw), key=lambda one: -one[1])
+        assert [(rank["index"], rank["score"]) for rank in ranks] == sorted(enumerate(raw), key=lambda one: -one[1])
         assert fetch.get(f"{server.url}/info").json()["model_type"].keys() == {"reranker"}
         refused = server.post("/v1/embeddings", input="word1")
         assert refused.status_code == 400

@@ -101,7 +101,7 @@ def send_all(server, path, contents, headers=JSON):
     async def talk():
         limits = httpx.Limits(max_connections=16)
         async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
-            return await asyncio.gather(*(http.post(path, content=one, headers=headers) for one in contents))
+            return await asyncio.gather(*(http.post(path, content=content, headers=headers) for content in contents))
 
     return asyncio.run(talk())
 

@@ -112,7 +112,7 @@ def user(*parts):
 
 def colours(told):
     assert told["sound"]
-    return [tuple(one[4]) for one in told["images"]]
+    return [tuple(image[4]) for image in told["images"]]
 
 
 def test_images_of_a_chat_reach_the_engine_in_their_order(chat):

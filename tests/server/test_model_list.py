@@ -67,7 +67,7 @@ def test_each_model_plans_its_memory_within_what_it_reserves() -> None:
     server = ServerConfig.from_options(engines=2)
     planned, broker, plan = with_broker(listed_models(config, server), server)
     assert [one.cache.max_memory for _, one in planned] == [2**28, 2**28]
-    assert [one.needed for one in broker.models.values()] == [2**29, 2**29]
+    assert [model.needed for model in broker.models.values()] == [2**29, 2**29]
     assert broker.models["a"].keep_alive == 300.0
     added, needed = plan("/folder", 5)
     assert (added.model.model, added.cache.max_memory, needed) == ("/folder", 2**30 // 3 // 2, 2**30 // 3)

@@ -55,8 +55,8 @@ def test_a_created_model_is_listed_shown_served_and_deleted(client, file, pensto
     messages = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
     made = {"files": {"tiny.gguf": digest}, "template": TEMPLATE, "system": MARIO, "parameters": parameters}
     states = list(client.create("mario:latest", **made, messages=messages, license="MIT", stream=True))
-    assert [one.status for one in states][-1] == "success"
-    listed = {one.model: one for one in client.list().models}
+    assert [state.status for state in states][-1] == "success"
+    listed = {model.model: model for model in client.list().models}
     assert listed["mario:latest"].size == file.stat().st_size
     shown = client.show("mario")
     assert (shown.template, shown.license, shown.modelinfo["llama.context_length"]) == (TEMPLATE, "MIT", 64)
@@ -75,7 +75,7 @@ def test_a_created_model_is_listed_shown_served_and_deleted(client, file, pensto
         check_free([Listed("chat", "mario", 0, None, ModelStatus())], "mario", "model")
     flags = ("--threads", "1", "--max-num-seqs", "4", "--admin")
     with running_server("mario", *flags) as served, ollama.Client(served.url) as there:
-        assert next(one.model for one in there.list().models) == "mario:latest"
+        assert next(model.model for model in there.list().models) == "mario:latest"
         assert there.ps().models[0].context_length == 64
         assert httpx.post(f"{served.url}/api/show", json={"model": "mario"}).json()["system"] == MARIO
         whole = [{"role": "system", "content": MARIO}, *messages, *HELLO]
@@ -183,7 +183,7 @@ def test_uploads_are_compared_with_their_digest_and_bounded(client, url, monkeyp
     assert httpx.head(blob).status_code == 200
     stored = created.blob_path(digest.removeprefix("sha256:"))
     assert stored.read_bytes() == content
-    assert [one for one in stored.parent.iterdir() if one.name.startswith(f"{stored.name}.")] == []
+    assert [path for path in stored.parent.iterdir() if path.name.startswith(f"{stored.name}.")] == []
     assert httpx.post(f"{url}/api/blobs/sha256:12", content=b"x").status_code == 400
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port), timeout=60) as talking:
@@ -207,7 +207,7 @@ def test_only_operators_upload_and_create(server):
 
 def test_a_damaged_recipe_is_named(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    files = {one.name: one for one in tiny_llama.iterdir()}
+    files = {path.name: path for path in tiny_llama.iterdir()}
     made = created.name_created(created.write_created(files, created.Recipe()), "a/b:1")
     assert open_checkpoint("a/b:1").path == made
     (made / created.RECIPE).write_text("{}")

@@ -182,7 +182,7 @@ def test_a_call_goes_back_as_it_came_and_reaches_the_template_under_the_offered_
         again = [{"role": "user", "content": "x"}, *(one.to_dict() for one in made), *results]
         shown = await client.responses.create(model="rule", input=again, tools=seen[0])
         _, turn, *rest = json.JSONDecoder().raw_decode(shown.output_text)[0]
-        names = [(one["function"]["name"], one["function"]["arguments"]) for one in turn["tool_calls"]]
+        names = [(call["function"]["name"], call["function"]["arguments"]) for call in turn["tool_calls"]]
         assert names == [
             ("agents__f", {"a": 1}),
             ("apply_patch", {"input": "x"}),
@@ -200,7 +200,7 @@ def test_a_required_custom_tool_is_called(ask):
         more = {"tools": [{"type": "custom", "name": "apply_patch"}]} if choice["type"] == "allowed_tools" else {}
         body, items = with_tools(FUNCTION, PATCH, tool_choice=choice | more)
         made = tools_of(body, offered_tools(body, items))
-        assert ([one.name for one in made.callable], made.choice) == (["apply_patch"], "required")
+        assert ([function.name for function in made.callable], made.choice) == (["apply_patch"], "required")
 
 
 # ── what the prompt has ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,7 +276,7 @@ def test_a_choice_of_a_tool_that_is_not_there_is_refused_by_name(choice, param):
 )
 def test_a_choice_names_a_namespaces_tool_with_or_without_it(choice, names):
     body, items = with_tools(FUNCTION, AGENTS, tool_choice=choice)
-    assert [one.name for one in tools_of(body, offered_tools(body, items)).callable] == names
+    assert [function.name for function in tools_of(body, offered_tools(body, items)).callable] == names
 
 
 def test_tools_in_items_are_offered_beside_the_bodys_the_last_of_each_name():

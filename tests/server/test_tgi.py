@@ -173,9 +173,9 @@ def test_the_best_of_several_comes_first(server):
     body = generate(server, best_of=4, temperature=2.0, details=True).json()
     details = body["details"]
     answers = [details, *details["best_of_sequences"]]
-    means = [sum(token["logprob"] for token in one["tokens"]) / one["generated_tokens"] for one in answers]
+    means = [sum(token["logprob"] for token in answer["tokens"]) / answer["generated_tokens"] for answer in answers]
     assert len(answers) == 4
-    assert len({one["tokens"][0]["id"] for one in answers}) > 1
+    assert len({answer["tokens"][0]["id"] for answer in answers}) > 1
     assert means == sorted(means, reverse=True)
 
 

@@ -42,7 +42,7 @@ def collector():
 
 
 def attributes_of(span):
-    return {one.key: one.value.int_value or one.value.string_value for one in span.attributes}
+    return {attribute.key: attribute.value.int_value or attribute.value.string_value for attribute in span.attributes}
 
 
 def test_a_call_is_traced_within_its_callers_trace_with_queue_prefill_and_decode(tiny_llama, collector):

@@ -131,13 +131,13 @@ def test_the_fewest_engines_that_meet_the_objectives_are_found() -> None:
 def test_a_sweep_runs_all_combinations_the_same_alone_and_in_processes() -> None:
     fleet = make_fleet(3, failures=(Failure(3.0, 2),))
     fleets = variants(fleet, [1, 3], ["prefix", "round-robin"], [64], [])
-    assert [(one.num_engines, one.router, one.settings.max_num_batched_tokens) for one in fleets] == [
+    assert [(fleet.num_engines, fleet.router, fleet.settings.max_num_batched_tokens) for fleet in fleets] == [
         (1, "prefix", 64),
         (1, "round-robin", 64),
         (3, "prefix", 64),
         (3, "round-robin", 64),
     ]
-    assert [len(one.failures) for one in fleets] == [0, 0, 1, 1]
+    assert [len(fleet.failures) for fleet in fleets] == [0, 0, 1, 1]
     alone = list(run_all(fleets, CHATS, price=1.0))
     assert alone == list(run_all(fleets, CHATS, price=1.0, jobs=2))
     assert alone[0] != alone[2]

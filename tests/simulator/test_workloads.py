@@ -191,7 +191,7 @@ def test_chats_are_as_many_and_as_long_as_they_are_asked_to_be() -> None:
     assert len(asked) == pytest.approx(3 * len(firsts), rel=0.1)
     assert sum(len(one.answer) for one in asked) / len(asked) == pytest.approx(60, rel=0.1)
     assert [one.time for one in firsts] == sorted(one.time for one in firsts)
-    assert [one.prompt for one in chats.arrivals()] == [one.prompt for one in firsts]
+    assert [arrival.prompt for arrival in chats.arrivals()] == [one.prompt for one in firsts]
 
 
 def test_chats_end_before_they_are_too_long_and_a_metronome_is_even() -> None:
@@ -205,7 +205,7 @@ def test_chats_end_before_they_are_too_long_and_a_metronome_is_even() -> None:
         question_tokens=40,
         answer_tokens=40,
     )
-    assert [one.time for one in chats.arrivals()] == pytest.approx([0.5 * (1 + n) for n in range(19)])
+    assert [arrival.time for arrival in chats.arrivals()] == pytest.approx([0.5 * (1 + n) for n in range(19)])
     assert max(len(one.prompt) + len(one.answer) for one in play(chats)) <= 900
 
 
@@ -218,7 +218,7 @@ def test_chats_of_endless_turns_end_with_their_context_and_hardly_any_burstiness
 
 
 def test_tenants_are_drawn() -> None:
-    assert {one.tenant for one in Chats(chats_per_second=5, seconds=20, tenants=3).arrivals()} == {
+    assert {arrival.tenant for arrival in Chats(chats_per_second=5, seconds=20, tenants=3).arrivals()} == {
         "key-0",
         "key-1",
         "key-2",

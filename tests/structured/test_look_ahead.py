@@ -69,7 +69,7 @@ ahead = st.builds(
     st.text("ab1()|", max_size=6),
 )
 def test_look_ahead_at_the_beginning_is_split_into_expressions_that_all_match(texts, rest, end, text):
-    pattern = "^" + "".join(f"(?={one})" for one in texts) + rest + end
+    pattern = "^" + "".join(f"(?={text})" for text in texts) + rest + end
     split = conjuncts(pattern)
     assert (re.search(pattern, text) is not None) == all(re.search(one, text) for one in split)
     assert len(split) == (1 if end == "|b" else len(texts) + 1)

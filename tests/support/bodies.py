@@ -5,4 +5,4 @@ from penstock.server.body import Body
 
 def known_fields(body: type[Body]) -> set[str]:
     """Names of all fields that are supported, refused or known to have no effect."""
-    return {*body.model_fields, *body.NOT_OBEYED, *body.WITHOUT_EFFECT}
+    return {*body.model_fields, *body.UNSUPPORTED, *body.WITHOUT_EFFECT}

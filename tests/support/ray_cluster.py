@@ -58,16 +58,16 @@ class LocalCluster:
         roots = [psutil.Process(info.process.pid) for infos in node.all_processes.values() for info in infos]
         lost = [one for root in roots for one in (root, *root.children(recursive=True))]
         for number in (signal.SIGSTOP, signal.SIGKILL):  # so that none sees another one's end
-            for one in lost:
+            for process in lost:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.pid, number)
+                    os.kill(process.pid, number)
         with contextlib.suppress(Exception):  # it looks for what is dead already
             self._cluster.remove_node(node, allow_graceful=False)
 
     def node_of(self, shown: str) -> str:
         """The id of the node that `/v1/admin/engines` shows."""
         beginning = shown.rpartition("/")[2]
-        (node_id,) = (one for one in self._nodes if one.startswith(beginning))
+        (node_id,) = (node for node in self._nodes if node.startswith(beginning))
         return node_id
 
     def close(self) -> None:

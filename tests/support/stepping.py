@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import native
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import Machine
+from penstock.config.machine import Machine
 from penstock.config.settings import Settings, resolve
 from penstock.core.plan import ForwardPlan, NewBlocks, SampleBatch, SampledSequence, StepPlan
 from penstock.kernels.attention import CacheShape, LayerCache, LayerCaches

@@ -81,7 +81,7 @@ def _as_patches(pictures: list[Any], size: int, merge: int) -> dict[str, Any]:
 
 def _padded(pictures: list[Any]) -> dict[str, Any]:
     """The arguments of Pixtral: pictures in the upper left corners of equal ones."""
-    sizes = [tuple(one.shape[1:]) for one in pictures]
+    sizes = [tuple(picture.shape[1:]) for picture in pictures]
     height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
     pixels = torch.zeros(len(pictures), 3, height, width)
     for place, one in zip(pixels, pictures, strict=True):
@@ -101,7 +101,7 @@ def _positioned(pictures: list[Any], size: int) -> dict[str, Any]:
     pad = torch.nn.functional.pad
     return {
         "pixel_values": torch.stack([pad(one, (0, 0, 0, most - len(one))) for one in cut]),
-        "image_position_ids": torch.stack([pad(one, (0, 0, 0, most - len(one)), value=-1) for one in places]),
+        "image_position_ids": torch.stack([pad(place, (0, 0, 0, most - len(place)), value=-1) for place in places]),
     }
 
 
@@ -116,7 +116,7 @@ def _in_rows(pictures: list[Any], size: int) -> dict[str, Any]:
     return {
         "pixel_values": torch.stack([torch.nn.functional.pad(one, (0, 0, 0, most - len(one))) for one in cut]),
         "pixel_attention_mask": torch.tensor([[int(index < len(one)) for index in range(most)] for one in cut]),
-        "spatial_shapes": torch.tensor([[side // size for side in one.shape[1:]] for one in pictures]),
+        "spatial_shapes": torch.tensor([[side // size for side in picture.shape[1:]] for picture in pictures]),
     }
 
 
@@ -408,7 +408,7 @@ class Seen:
 
     def arguments(self, tokens: list[int]) -> dict[str, Any]:
         """The reference's arguments for these tokens, which have all pictures."""
-        values = [torch.from_numpy(one).permute(2, 0, 1).to(self.family.pixels) for one in self.pictures]
+        values = [torch.from_numpy(picture).permute(2, 0, 1).to(self.family.pixels) for picture in self.pictures]
         floats = [((one * (1 / 255) - 0.5) / 0.5).float() for one in values]
         ids = torch.tensor([tokens])
         given = {"input_ids": ids, **self.family.inputs(floats)}

@@ -359,9 +359,9 @@ def test_the_files_are_listed_with_their_models_and_deleted_but_for_one_that_is_
     assert 0 < cache.limit() <= 64 * 2**30
     mapped = cache.find(KEY)
     with cache.locked("12"), closing(cache.begin("12", 5000) or pytest.fail("no room")):
-        assert [one.about for one in cache.files() if one.path.suffix == ".tmp"] == ["being written"]
+        assert [file.about for file in cache.files() if file.path.suffix == ".tmp"] == ["being written"]
         assert len(cache.clear()) == 4
-        assert [one.about for one in cache.files()] == ["being written"]
+        assert [file.about for file in cache.files()] == ["being written"]
     assert mapped is not None
     assert mapped.is_whole(), "who has mapped a file keeps it"
     assert (tmp_path / "packed" / "precious.txt").exists()

@@ -12,17 +12,19 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 def test_the_page_names_the_files_of_a_chat_request_and_bounds_its_functions_and_lines(tiny_llama: Path) -> None:
     section = re.search(r"^## The files of a request\n(.*?)```\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     assert section is not None
-    bounds = re.search(r"at most (\d+) functions of ([\d,]+) lines", section[1].replace("\n", " "))
+    text = section[1].replace("\n", " ")
+    bounds = re.search(r"at most (\d+) functions of ([\d,]+) lines.*at most (\d+) calls", text)
     assert bounds is not None
     if native.library() is None:  # then the model runs eagerly, on the reference
         return
     found = figures(tiny_llama)
-    assert set(found.files) == {one for one in section[2].split() if one.endswith(".py")}
+    assert set(found.files) == {file for file in section[2].split() if file.endswith(".py")}
     for name, count, bound in (
         ("functions", len(found.functions), int(bounds[1])),
         ("lines", lines_of(found.functions), int(bounds[2].replace(",", ""))),
     ):
         assert 0.97 * bound <= count <= bound, f"{count} {name}: change the page, and say why there are more"
+    assert found.calls_per_token <= int(bounds[3]), "a token takes more calls: change the page, and say why"
 
 
 def test_no_two_modules_import_each_other() -> None:

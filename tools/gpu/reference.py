@@ -28,7 +28,7 @@ from tools.gpu.timing import attempted, synchronize
 
 # isort: split
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import Machine
+from penstock.config.machine import Machine
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.kernels.arrays import array_of

@@ -114,12 +114,15 @@ class Tools:
         return tuple(function for function in self.offered if function.name in names)
 
     @property
-    def guarded(self) -> bool:
+    def enforced(self) -> bool:
         """Whether a grammar enforces the calls."""
         if not self.offered:
             return False
         strict = any(function.strict for function in self.callable)
         return self.choice == "required" or strict or not self.parallel or self.names is not None
+
+
+NO_TOOLS = Tools(())
 
 
 def call_id(request_id: str, index: int, call_index: int) -> str:

@@ -21,7 +21,7 @@ class TranscriptRules:
     end: int
     """Token that ends the answer; those below it are text."""
     begin_suppress: tuple[int, ...] = ()
-    """Tokens with which the answer must not begin."""
+    """Tokens that must not begin the answer."""
     has_timestamps: bool = True
     """False: only `begin_suppress` applies."""
     max_initial: int | None = None

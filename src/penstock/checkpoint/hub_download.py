@@ -17,7 +17,7 @@ from penstock.checkpoint.hub_cache import checksum
 from penstock.errors import CheckpointError
 
 LARGE = 16 * 2**20
-"""Bytes from which a file is worth resuming."""
+"""Minimum bytes of a file whose download is resumed rather than repeated."""
 
 
 def download_large_files(

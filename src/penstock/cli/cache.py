@@ -6,8 +6,8 @@ from pathlib import Path
 
 from penstock.cli.flags import add_config_flag, add_flags, engine_options
 from penstock.cli.parser import Parser
+from penstock.config.byte_counts import in_words
 from penstock.config.engine_config import EngineConfig, iter_options
-from penstock.config.memory import in_words
 from penstock.config.settings import packed_cache_folder
 from penstock.errors import ConfigError
 from penstock.system.weight_cache import CachedFile, WeightCache

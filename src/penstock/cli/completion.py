@@ -1,4 +1,4 @@
-"""`penstock completion`: prints what a shell needs to complete commands and flags with the Tab key."""
+"""`penstock completion`: prints the shell script that completes commands and flags with the Tab key."""
 
 import argparse
 import os

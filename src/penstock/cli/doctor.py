@@ -19,7 +19,7 @@ from typing import Literal
 
 from penstock import __version__
 from penstock.cli.parser import Parser
-from penstock.config.memory import in_words
+from penstock.config.byte_counts import in_words
 from penstock.config.settings import packed_cache_folder
 from penstock.errors import MissingTorchError, PenstockError
 from penstock.system.host import free_memory, physical_cores
@@ -65,7 +65,7 @@ class Finding:
     topic: str
     text: str
     advice: str = ""
-    """What to run or change; empty if nothing."""
+    """The command to run or the setting to change; empty if none."""
 
 
 Check = Callable[[], Iterator[Finding]]

@@ -8,7 +8,7 @@ from penstock.checkpoint.aliases import read_aliases
 from penstock.checkpoint.created import created_models
 from penstock.checkpoint.hub_cache import cached_models
 from penstock.cli.parser import Parser
-from penstock.config.memory import in_words
+from penstock.config.byte_counts import in_words
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:

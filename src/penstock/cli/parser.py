@@ -29,7 +29,7 @@ FOREIGN_FLAGS |= {
     "--prompt": "a prompt as an argument",
     "--system-prompt": "--system",
 }
-"""Flags of other programs, and what they are here."""
+"""Flags of other programs, and their names here."""
 
 
 class _Help(argparse.Action):

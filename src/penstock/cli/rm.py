@@ -6,7 +6,7 @@ from penstock.checkpoint.aliases import remove_alias
 from penstock.checkpoint.created import remove_created
 from penstock.checkpoint.hub_cache import find_cached, remove_cached
 from penstock.cli.parser import Parser
-from penstock.config.memory import in_words
+from penstock.config.byte_counts import in_words
 from penstock.errors import CheckpointError
 
 

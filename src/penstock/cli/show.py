@@ -10,7 +10,7 @@ from penstock.checkpoint.created import find_created
 from penstock.checkpoint.hub_cache import find_cached
 from penstock.checkpoint.summary import summarize
 from penstock.cli.parser import Parser
-from penstock.config.memory import in_words
+from penstock.config.byte_counts import in_words
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:

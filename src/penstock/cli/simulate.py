@@ -287,7 +287,7 @@ def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
 def _hardware(args: argparse.Namespace) -> "tuple[Settings, StepCosts]":
     """Settings and costs of an engine on other hardware."""
     from penstock.checkpoint.checkpoint import open_checkpoint
-    from penstock.config.memory import Machine
+    from penstock.config.machine import Machine
     from penstock.models.registry import read_facts
     from penstock.simulator.hardware import HARDWARE, roofline
 

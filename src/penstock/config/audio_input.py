@@ -34,7 +34,7 @@ class AudioInput:
     """Tokens of the two tasks; None: the model has one task."""
     translate: int | None = None
     begin_suppress: tuple[int, ...] = ()
-    """Tokens with which no answer begins."""
+    """Tokens that begin no answer."""
     max_initial_timestamp: int | None = None
     """Highest first timestamp, in steps."""
 

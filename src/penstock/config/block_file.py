@@ -3,8 +3,9 @@
 import os
 from dataclasses import dataclass
 
+from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import MemoryPlan, parse_bytes
+from penstock.config.memory import MemoryPlan
 from penstock.errors import ConfigError
 
 

@@ -3,24 +3,19 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from penstock.config.byte_counts import GIB, MIB, in_words, parse_bytes
+from penstock.config.footprint import PACKED_BYTES, PoolLimits, weight_bytes, workspace_bytes
 from penstock.config.image_settings import largest_image_bytes
+from penstock.config.machine import Machine
 from penstock.config.model_facts import (
     BYTES_OF,
     CacheSpec,
-    DType,
     KVSpec,
-    Matrix,
-    ModelFacts,
     ModelPrecision,
     StateSpec,
     TowerFacts,
 )
-from penstock.config.recipes import RECIPES
-from penstock.config.weight_formats import FLOAT, WeightFormat
 from penstock.errors import ConfigError
-
-MIB = 2**20
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +28,6 @@ class LayerGroup:
     num_blocks: int
     checkpoint_every: int | None = None
     """Blocks between the checkpoints that the prefix cache always keeps, for layers with states."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Facts of the machine that the memory plan depends on."""
-
-    device: str
-    """Device that the engine will run on: cpu, cuda or cuda:N."""
-    cores: int
-    """Physical cores that this process may use."""
-    memory: int
-    """Bytes free for the engine on `device`."""
-    native: bool = False
-    """Whether the native CPU kernels are available."""
-    is_limited: bool = False
-    """Whether `memory` is less than what is free: `max_memory`."""
-    multiplies_bfloat16: bool = False
-    """Whether the kernels multiply bfloat16; bfloat16 weights are then stored in 12 bits."""
-    gap: str = ""
-    """An operation of the model that the native kernels lack, so that the reference computes; empty: none."""
-
-    def without_native_kernels(self, gap: str) -> "Machine":
-        """The machine for a model with this gap."""
-        return replace(self, native=False, multiplies_bfloat16=False, gap=gap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +84,6 @@ class MemoryPlan:
 
 _MOST_RANKS = 3 * 256  # of the maps that share an input
 _AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
-
-
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
-    """Limits of a step that determine pool and workspace sizes."""
-
-    max_model_len: int
-    max_num_seqs: int
-    budget: int
-    """Maximum tokens that one step computes."""
-    block_size: int
-    num_branches: int = 0
-    """Maximum number of sequences with drafts in one step; each needs a second recurrent state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +152,8 @@ def plan_memory(
     """
     samples = limits.max_num_seqs + num_drafts
     limits = replace(limits, num_branches=most_branches(limits.max_num_seqs, num_drafts))
-    weights = [_weight_bytes(model, machine) for model in models]
-    workspaces = [_workspace(model, limits, samples, machine) for model in models]
+    weights = [weight_bytes(model, machine) for model in models]
+    workspaces = [workspace_bytes(model, limits, samples, machine) for model in models]
     if adapters:
         workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
         workspaces[0] += samples * 4 * models[0].facts.vocab_size
@@ -242,7 +200,7 @@ _WINDOWS = 16
 
 def _tower_bytes(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> tuple[int, int]:
     """Bytes of a tower's weights, and the budget for features."""
-    weights = int(tower.num_parameters * _PACKED_BYTES[model.dtype])
+    weights = int(tower.num_parameters * PACKED_BYTES[model.dtype])
     largest = largest_image_bytes(tower, BYTES_OF[model.dtype])
     if tower.is_attended:
         return weights, largest * max(_LARGEST_IMAGES, min(_WINDOWS, machine.memory // 16 // largest))
@@ -275,8 +233,8 @@ def plan_encoder_memory(machine: Machine, model: ModelPrecision, limits: PoolLim
     """
     facts, block_size = model.facts, limits.block_size
     num_blocks = -(-max(limits.budget, limits.max_model_len) // block_size)
-    weights = _weight_bytes(model, machine)
-    workspace = _workspace(model, replace(limits, budget=num_blocks * block_size), 0, machine)
+    weights = weight_bytes(model, machine)
+    workspace = workspace_bytes(model, replace(limits, budget=num_blocks * block_size), 0, machine)
     keys = num_blocks * max(
         (cache.block_bytes(block_size, model.kv_dtype) for cache in facts.caches if cache), default=0
     )
@@ -425,112 +383,3 @@ def _pool_bytes(model: ModelPrecision, limits: PoolLimits, num_blocks: int) -> i
         for cache in map(caches.__getitem__, group.layers)
         if cache is not None
     )
-
-
-_PACKED_BYTES: dict[DType, float] = {"float32": 4.0, "bfloat16": 65 / 32, "float16": 65 / 32}
-"""Bytes per element of a floating-point matrix that the native kernels pack, scales included."""
-_PACKED_BFLOAT16_BYTES = 1.52
-"""Bytes per element of a packed bfloat16 matrix if the kernels multiply bfloat16."""
-
-
-def widen_weights(models: Sequence[ModelPrecision], machine: Machine) -> list[ModelPrecision]:
-    """The models, with quantized and float16 matrices stored as float32 if all weights then take at most half of the
-    machine's memory. For reference kernels, which otherwise convert them in every product.
-    """
-    if machine.device != "cpu" or machine.native:
-        return list(models)
-    widened = [replace(model, widened_weights=True) for model in models]
-    stored, wide = (sum(_weight_bytes(model, machine) for model in each) for each in (models, widened))
-    return widened if stored < wide <= machine.memory // 2 else list(models)
-
-
-def _weight_bytes(model: ModelPrecision, machine: Machine) -> int:
-    facts = model.facts
-    recipe = None if model.quantization is None else RECIPES[model.quantization]
-    matrices = sum(
-        _matrix_bytes(matrix, recipe.format_of(matrix.name) if recipe else matrix.format, model, machine)
-        for matrix in facts.matrices
-    )
-    rest = facts.num_parameters - sum(matrix.rows * matrix.columns for matrix in facts.matrices)
-    return int(matrices) + rest * BYTES_OF[model.dtype]
-
-
-def _matrix_bytes(matrix: Matrix, format: WeightFormat, model: ModelPrecision, machine: Machine) -> float:
-    """Bytes of a matrix with its scales, as the machine's kernels store it."""
-    native = machine.device == "cpu" and machine.native
-    elements = matrix.rows * matrix.columns
-    dtype: DType = "float16" if model.float16_weights and matrix.multiplied else model.dtype
-    if model.widened_weights and (format is not FLOAT or dtype == "float16"):
-        return elements * BYTES_OF["float32"]
-    if format is not FLOAT:
-        if native:
-            return format.packed_bytes(matrix.rows, matrix.columns)
-        return elements + 8 * matrix.rows * format.num_groups(matrix.columns)  # a byte each; scale and zero are float32
-    if not native or not matrix.multiplied:
-        return elements * BYTES_OF[dtype]
-    if dtype == "bfloat16" and machine.multiplies_bfloat16:
-        return elements * _PACKED_BFLOAT16_BYTES
-    return elements * _PACKED_BYTES[dtype]
-
-
-def _workspace(model: ModelPrecision, limits: PoolLimits, samples: int, machine: Machine) -> int:
-    """Upper estimate of a step's temporary bytes, including the tables that are made of positions and of weights."""
-    facts = model.facts
-    positions = 4 * facts.rotary_dim * (limits.max_model_len + limits.budget)
-    positions += 4 * (2 * facts.biased_heads * limits.max_model_len + facts.table_elements)
-    logits = 4 * samples * facts.vocab_size * 4
-    native = machine.device == "cpu" and machine.native
-    rest = _native_workspace(model, limits, samples, machine.cores) if native else _reference_workspace(model, limits)
-    return positions + logits + rest
-
-
-def _native_workspace(model: ModelPrecision, limits: PoolLimits, samples: int, cores: int) -> int:
-    """Bytes of activations, and of scores for a superblock of 512 keys per thread: the cache is read in place."""
-    facts = model.facts
-    parts = {part for layer in facts.layers for part in layer.activation_sizes}
-    widest = max(facts.hidden_size, *(part.widest for part in parts))
-    # a recorded pass reuses memory only between results of equal size, so all kinds of parts add up
-    row = (4 * facts.hidden_size + sum(part.native for part in parts)) * BYTES_OF[model.dtype] + 4 * widest
-    head_dim = max((cache.head_dim for cache in _kv_specs(facts)), default=0)
-    tiles = cores * (2**18 + (limits.max_model_len // 512 + 4) * 16 * (head_dim + 4) * 4)
-    return (limits.budget + samples) * row + tiles
-
-
-def _reference_workspace(model: ModelPrecision, limits: PoolLimits) -> int:
-    """Bytes of activations and of the gathered context of a step's sequences, which dominates for long contexts."""
-    facts, size = model.facts, BYTES_OF[model.dtype]
-    most = max(sum(part.reference for part in layer.activation_sizes) for layer in facts.layers)
-    activations = limits.budget * (4 * facts.hidden_size + most) * size
-    widest = max((cache.num_heads * cache.head_dim for cache in _kv_specs(facts)), default=0)
-    scores = limits.budget * min(limits.max_model_len, 8192) * 4
-    return activations + 2 * limits.max_model_len * widest * size * 2 + scores
-
-
-def _kv_specs(facts: ModelFacts) -> list[KVSpec]:
-    return [cache for cache in facts.caches if isinstance(cache, KVSpec)]
-
-
-def parse_bytes(text: str | int) -> int:
-    """Parse a number of bytes: 8589934592, "8GiB", "512MiB", "64KiB".
-
-    Raises:
-        ConfigError: the value has none of these forms.
-    """
-    units = {"kib": 2**10, "mib": MIB, "gib": GIB, "b": 1, "": 1}
-    lowered = str(text).strip().lower()
-    digits = lowered.rstrip("bgikm")
-    try:
-        count = int(float(digits) * units[lowered[len(digits) :].strip()])
-    except (KeyError, ValueError):
-        raise ConfigError(f"{text!r} is not a number of bytes; write 8589934592, 8GiB or 512MiB") from None
-    if count <= 0:
-        raise ConfigError(f"{text!r}: the number of bytes must be positive")
-    return count
-
-
-def in_words(count: int) -> str:
-    """Format a number of bytes: 8 GiB, 92.1 MiB, 10 KiB, 500 bytes."""
-    for unit, name, digits in ((GIB, "GiB", 2), (MIB, "MiB", 1), (2**10, "KiB", 1)):
-        if count >= unit:
-            return f"{count / unit:.{digits}f}".rstrip("0").rstrip(".") + f" {name}"
-    return f"{count} bytes"

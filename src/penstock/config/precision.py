@@ -3,8 +3,10 @@
 from dataclasses import replace
 from typing import cast
 
+from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import Machine, parse_bytes, widen_weights
+from penstock.config.footprint import widen_weights
+from penstock.config.machine import Machine
 from penstock.config.model_facts import DType, KVDType, KVSpec, ModelFacts, ModelPrecision
 from penstock.errors import ConfigError
 

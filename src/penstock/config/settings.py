@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from penstock.config.block_file import BlockFileSettings, block_file
+from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import (
     AdapterConfig,
     EngineConfig,
@@ -17,17 +18,10 @@ from penstock.config.engine_config import (
     SchedulerConfig,
     SpeculationConfig,
 )
+from penstock.config.footprint import PoolLimits, widen_weights
 from penstock.config.image_settings import ImageSettings, check_image_limits, image_settings
-from penstock.config.memory import (
-    Machine,
-    MemoryPlan,
-    PoolLimits,
-    most_branches,
-    parse_bytes,
-    plan_encoder_memory,
-    plan_memory,
-    widen_weights,
-)
+from penstock.config.machine import Machine
+from penstock.config.memory import MemoryPlan, most_branches, plan_encoder_memory, plan_memory
 from penstock.config.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision, TowerFacts
 from penstock.config.precision import model_precisions, precision_of, widened
 from penstock.config.ranks import Rendezvous

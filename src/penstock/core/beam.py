@@ -134,7 +134,7 @@ class BeamSearch:
 
     def _ranked(self) -> Iterator[_Continuation]:
         """Continuations of all beams, best first."""
-        return heapq.merge(*map(self._continuations, self._running), key=lambda one: -one.score)
+        return heapq.merge(*map(self._continuations, self._running), key=lambda hypothesis: -hypothesis.score)
 
     def _continuations(self, beam: _Beam) -> Iterator[_Continuation]:
         assert beam.candidates is not None, "a beam is compared that was not computed"

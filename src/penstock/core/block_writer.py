@@ -99,13 +99,13 @@ class BlockWriter:
         if not self._tree.num_slots:
             return
         chain: list[Node] = []
-        one = node
-        while one.parent is not None and (one.stored is None or one.stored.state is State.GONE):
-            chain.append(one)
-            one = one.parent
+        ancestor = node
+        while ancestor.parent is not None and (ancestor.stored is None or ancestor.stored.state is State.GONE):
+            chain.append(ancestor)
+            ancestor = ancestor.parent
         if not chain:
             return
-        stored = self._tree.root(node.namespace) if one.parent is None else one.stored
+        stored = self._tree.root(node.namespace) if ancestor.parent is None else ancestor.stored
         for ancestor in reversed(chain):
             assert stored is not None
             below = stored.children.get(ancestor.key) or self._write(stored, ancestor)

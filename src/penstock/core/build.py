@@ -8,7 +8,7 @@ from penstock.config.settings import Settings
 from penstock.core.block_tier import BlockTier
 from penstock.core.fairness import QUEUE_POLICIES
 from penstock.core.kv_manager import CacheGroup, KVManager
-from penstock.core.policies import AdmissionPolicy, AdmitAll, TgiAdmission
+from penstock.core.policies import AdmissionPolicy, TgiAdmission
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
 
@@ -50,10 +50,10 @@ def cache_groups(memory: MemoryPlan) -> tuple[CacheGroup, ...]:
     return tuple(CacheGroup(group.num_blocks, group.window, group.checkpoint_every) for group in memory.groups)
 
 
-def _make_admission(settings: Settings) -> AdmissionPolicy:
+def _make_admission(settings: Settings) -> AdmissionPolicy | None:
     controls = settings.admission
     if controls is None:
-        return AdmitAll()
+        return None
     return TgiAdmission(
         block_size=settings.memory.block_size,
         max_batch_prefill_tokens=controls.max_batch_prefill_tokens,

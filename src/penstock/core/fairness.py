@@ -46,7 +46,7 @@ class TenantCounters:
         self._highest = 0  # of all counters
 
     def __len__(self) -> int:
-        """The number of tenants that have ever waited."""
+        """The number of tenants that have ever waited or been charged."""
         return len(self._tenants)
 
     @property
@@ -78,8 +78,8 @@ class TenantCounters:
         self._waiting.pop(name).joined = _NOBODY
 
     def charge(self, name: str, amount: int) -> None:
-        """Add to the counter of a tenant that has waited."""
-        tenant = self._tenants[name]
+        """Add to the counter of a tenant, which may never have waited."""
+        tenant = self._tenants.setdefault(name, _Tenant(name))
         tenant.counter += amount
         if tenant.counter > self._highest:
             self._highest = tenant.counter

@@ -54,7 +54,7 @@ class ImageWork:
         """Images that the step encodes or uses."""
 
     def replace(self, previous: "ImageWork") -> None:
-        """Free the images of the scheduler before this one, whose runner goes on."""
+        """Free the images of the previous scheduler, whose runner this one continues with."""
         self._freed = [*previous._freed, *previous._images]
 
     def begin_step(self) -> None:
@@ -152,7 +152,7 @@ class ImageWork:
         }
 
     def _take_room(self, image: Image, kept: set[bytes]) -> bool:
-        """Make room for an image, but not at the cost of those `kept`; returns whether there is enough."""
+        """Free the features of images other than `kept` until another image fits; returns whether it does."""
         nbytes, needed = self.settings.image_bytes(image), self._needed()
         free = self.settings.feature_bytes - self._held
         victims: list[bytes] = []

@@ -131,23 +131,11 @@ class AdmissionPolicy(Protocol):
 
     max_prefill_tokens: int | None
 
-    def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
-        """Number of waiting sequences and siblings that may join now, in order; None: no limit."""
+    def limit(self, waiting: Iterable[Sequence], load: Load) -> int:
+        """Number of waiting sequences and siblings that may join now, in order."""
 
     def after_step(self, *, admitted: bool) -> None:
         """Called after a step was built, with or without new sequences."""
-
-
-class AdmitAll:
-    """Admits every sequence that fits."""
-
-    max_prefill_tokens: int | None = None
-
-    def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
-        return None
-
-    def after_step(self, *, admitted: bool) -> None:
-        return None
 
 
 class TgiAdmission:
@@ -178,7 +166,7 @@ class TgiAdmission:
         self._max_waiting = max_waiting_tokens
         self._steps_since_join = 1
 
-    def limit(self, waiting: Iterable[Sequence], load: Load) -> int | None:
+    def limit(self, waiting: Iterable[Sequence], load: Load) -> int:
         least = 1
         if load.num_running and self._steps_since_join < self._max_waiting:
             least = int(load.num_running * self._ratio)

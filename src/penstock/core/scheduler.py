@@ -38,7 +38,7 @@ from penstock.core.fairness import Shares
 from penstock.core.images import ImageWork
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import BlockReason, StepPlan, StepResult, StepTrace
-from penstock.core.policies import AdmissionPolicy, AdmitAll, Load, PrefillOrder, QueuePolicy, worst_case_tokens
+from penstock.core.policies import AdmissionPolicy, Load, PrefillOrder, QueuePolicy, worst_case_tokens
 from penstock.core.prefix_cache import cache_namespace
 from penstock.core.sequence import Sequence, Status
 from penstock.core.sequence_table import SequenceTable
@@ -72,6 +72,7 @@ class Scheduler:
     ) -> None:
         """
         Args:
+            admission: None: every sequence may join for which there is room.
             images: costs and sizes of images; None: the model takes text only.
         """
         assert max_num_batched_tokens >= max_num_seqs >= 1, "each running sequence must get its token in a step"
@@ -81,7 +82,7 @@ class Scheduler:
         self.num_accepted = 0  # accepted drafted tokens
         self.trace = StepTrace()  # of the latest step
         self._queue = queue
-        self._admission = admission or AdmitAll()
+        self._admission = admission
         self._speculation = speculation
         self.tier = tier
         self._max_num_seqs = max_num_seqs
@@ -121,7 +122,7 @@ class Scheduler:
 
         Waiting sequences need a slot or blocks, and the latest step has freed none.
         """
-        if self._speculation is not None or not isinstance(self._admission, AdmitAll):
+        if self._speculation is not None or self._admission is not None:
             return False
         if not len(self._queue):
             return True
@@ -154,15 +155,13 @@ class Scheduler:
         longest = len(request.prompt_token_ids) + request.params.max_tokens
         assert self.kv.blocks_for(longest) <= self.kv.pool.num_blocks, "the request can never fit the pool"
         assert 1 <= request.params.width <= self._max_num_seqs, "the request can never run"
-        assert self.refusal(request) is None, "the request's images can never be encoded"
+        assert not request.images or self.refusal(request) is None, "the request's images can never be encoded"
         sequences = self._sequences.add_request(request, resumed, ordinal)
         if request.params.max_tokens == 0 and sequences[0].has_prompt_logprobs:
             self.finish_request(request.request_id, None, FinishReason.LENGTH)
 
     def refusal(self, request: Request) -> str | None:
         """Why a request's images cannot be encoded; None if they can."""
-        if not request.images:
-            return None
         if self.images is None:
             return "this model takes text only: leave images and sounds out"
         return next(filter(None, map(self.images.settings.refusal, request.images)), None)
@@ -217,7 +216,7 @@ class Scheduler:
             return None
         if self._speculation is not None:
             self._speculation.begin_step()
-        prefill_budget = self._admission.max_prefill_tokens
+        prefill_budget = None if self._admission is None else self._admission.max_prefill_tokens
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
         step.copies.extend(self.kv.drain_copies())
         self._claim(step)  # first: the sequences that it preempts must not be in the step
@@ -228,7 +227,8 @@ class Scheduler:
         self._admit(step)
         if not step.requests and self.tier is not None and self.tier.is_loading:
             return None  # loads hold the missing blocks, or the queue's head waits for one
-        self._admission.after_step(admitted=bool(step.trace.admitted))
+        if self._admission is not None:
+            self._admission.after_step(admitted=bool(step.trace.admitted))
         if self._speculation is not None:
             self._add_drafts(step, self._speculation)
         assert step.requests, "there is work, but nothing of it can be scheduled"
@@ -252,9 +252,8 @@ class Scheduler:
             seq, slots = claim.seq, claim.num_slots
             if self._is_loading(seq):
                 break
-            allowed = self._admission.limit([seq], self._load(step, claim.victims))
-            if allowed is not None:
-                slots = min(slots, allowed)
+            if self._admission is not None:
+                slots = min(slots, self._admission.limit([seq], self._load(step, claim.victims)))
             if seq.min_slots > slots:
                 break
             if claim.donor is not None:
@@ -308,13 +307,14 @@ class Scheduler:
         behind: list[Sequence] = []
         returned: list[Sequence] = []
         decodes: list[Sequence] = []
-        make_room, copies = self.kv.make_room, step.copies
+        make_room, copies, images = self.kv.make_room, step.copies, self.images
+        at_tokens = images is not None and not images.settings.tower.is_attended  # else `can_decode` decides
         for seq in self._sequences.running:
             if seq.status is not Status.RUNNING:  # just preempted for an earlier one
                 continue
-            if len(seq.tokens) - seq.num_computed > 1 or self._lacks_image(seq):
+            if len(seq.tokens) - seq.num_computed > 1 or (at_tokens and seq.num_computed < seq.image_end):
                 (returned if seq.num_returned else behind).append(seq)
-            elif self.images is not None and not self.images.can_decode(seq):
+            elif images is not None and not images.can_decode(seq):
                 behind.append(seq)
             elif make_room(seq, copies) or self._preempt_for(seq, step):
                 decodes.append(seq)
@@ -327,12 +327,6 @@ class Scheduler:
         oldest = self._sequences.running[0] if self._sequences.running else None
         keep = self._least_tokens(oldest) if behind and behind[0] is oldest else 0
         return behind + [seq for seq in returned if not step.add_returned(seq, keep)]
-
-    def _lacks_image(self, seq: Sequence) -> bool:
-        """Whether the sequence's next token belongs to an image, or comes before one."""
-        if seq.num_computed >= seq.image_end or self.images is None:
-            return False
-        return not self.images.settings.tower.is_attended
 
     def _preempt_for(self, seq: Sequence, step: Step) -> bool:
         """Preempt until there is a slot for the sequence's next token; False if there is none in this step.
@@ -365,7 +359,8 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         """Admit waiting sequences in order, as far as budget, slots, blocks and the admission policy allow."""
         allowed: int | None = None
-        if step.budget > 0 and self._sequences.num_free_slots > 0 and len(self._queue) and not step.trace.preempted:
+        has_room = step.budget > 0 and self._sequences.num_free_slots > 0 and not step.trace.preempted
+        if self._admission is not None and has_room and len(self._queue):
             allowed = self._admission.limit(self._queue.in_order(), self._load(step))
         while (seq := self._queue.peek()) is not None:
             reason = self._block_reason(seq, step, allowed)

@@ -100,7 +100,7 @@ class StoredTree:
     def _take_up(self, found: Iterable[Record]) -> set[int]:
         """Build the tree from records, parents first; returns the slots in use."""
         known: dict[bytes, StoredBlock] = {}
-        for record in sorted(found, key=lambda one: (one.depth, one.tick)):
+        for record in sorted(found, key=lambda record: (record.depth, record.tick)):
             parent = known.get(record.parent)
             if record.depth == 0:
                 parent = self._roots.get(record.parent) or self._new_root(record.parent)
@@ -183,11 +183,11 @@ class StoredTree:
         del parent.children[block.key]
         stack = [block]
         while stack:
-            one = stack.pop()
-            stack.extend(one.children.values())
-            one.children = {}
-            one.state = State.GONE
-            self._free.append(one.slot)
+            removed = stack.pop()
+            stack.extend(removed.children.values())
+            removed.children = {}
+            removed.state = State.GONE
+            self._free.append(removed.slot)
             self._num_blocks -= 1
         self._offer(parent)
         self._prune(parent)

@@ -170,10 +170,10 @@ def _play(engine: MeasuredEngine, rng: Random, scene: Scene, ends: float, clock:
     names: list[str] = []
     while (waiting or core.has_work) and clock() < ends:
         while waiting and (waiting[-1].step <= step or not core.has_work):
-            one = waiting.pop()
+            item = waiting.pop()
             names.append(f"{len(engine.steps)}-{len(names)}")
-            prompt = _tokens(rng if one.text is None else Random(one.text), core, one.prompt)
-            core.add_request(make_request(names[-1], prompt, one.answer, clock()))
+            prompt = _tokens(rng if item.text is None else Random(item.text), core, item.prompt)
+            core.add_request(make_request(names[-1], prompt, item.answer, clock()))
         engine.step()
         step += 1
     for name in names:

@@ -13,7 +13,7 @@ from penstock.checkpoint.audio_input import read_audio_input
 from penstock.checkpoint.checkpoint import Checkpoint, open_model
 from penstock.config.engine_config import AdapterConfig, EngineConfig
 from penstock.config.image_input import ImageInput
-from penstock.config.memory import Machine
+from penstock.config.machine import Machine
 from penstock.config.model_facts import BYTES_OF, ModelFacts, TowerFacts
 from penstock.config.settings import Settings, resolve
 from penstock.core.build import make_scheduler

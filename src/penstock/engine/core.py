@@ -189,8 +189,7 @@ class EngineCore:
         Args:
             source: location of KV blocks of its text that another engine has computed.
         """
-        refusal = self._scheduler.refusal(request)
-        if refusal is not None:
+        if request.images and (refusal := self._scheduler.refusal(request)) is not None:
             self._scheduler.refuse(request, refusal)
             return
         if source is not None and self._tier is not None:
@@ -237,7 +236,8 @@ class EngineCore:
         if self._pending:
             self._make_room()
             self._pending.admit_ready(self._scheduler)
-        self.poll_transfers()
+        if self._tier is not None:
+            self.poll_transfers()
         plan = self._scheduler.schedule()
         if plan is None:
             outputs = self._scheduler.drain()

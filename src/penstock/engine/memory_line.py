@@ -1,6 +1,7 @@
 """Formats the memory plan as one line for users."""
 
-from penstock.config.memory import MemoryPlan, in_words
+from penstock.config.byte_counts import in_words
+from penstock.config.memory import MemoryPlan
 
 
 def memory_line(plan: MemoryPlan, *, device: str = "cpu", ranks: int = 1) -> str:

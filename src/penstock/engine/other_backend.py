@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.engine_config import AdapterConfig, EngineConfig
-from penstock.config.memory import Machine
+from penstock.config.machine import Machine
 from penstock.config.model_facts import ModelFacts
 from penstock.errors import ConfigError
 from penstock.system.extras import require_torch
@@ -29,7 +29,7 @@ def read_other_facts(config: EngineConfig, checkpoint: Checkpoint) -> ModelFacts
 
 
 def without_kernels(machine: Machine) -> Machine:
-    """The machine, as plans for the reference see it: what computes the paged attention."""
+    """The machine without native kernels: the reference computes the paged attention."""
     return machine.without_native_kernels(f"the models of {_PURPOSE}")
 
 

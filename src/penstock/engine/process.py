@@ -122,7 +122,7 @@ class EngineLoop:
         if not self._stopped and self._core.has_work:
             outputs = self._core.step(self._in_flight.begin_step)
             self._in_flight.end_step()
-            if self._core.is_loading and not outputs and self._core.last_step is None:
+            if not outputs and self._core.last_step is None and self._core.is_loading:
                 return  # waiting for a hanging file must not count as progress
             _send(self._outputs, StepOutputs(list(outputs), self._core.stats(), self._core.last_step))
 

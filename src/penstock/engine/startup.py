@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.checkpoint.checkpoint import open_model
 from penstock.config.engine_config import EngineConfig, SpeculationConfig
-from penstock.config.memory import Machine
+from penstock.config.machine import Machine
 from penstock.config.ranks import Ranks
 from penstock.config.settings import Settings, resolve
 from penstock.errors import PenstockError

@@ -74,6 +74,11 @@ class Dispatcher:
         entry.ordinal = self._num_added
         self._num_added += 1
         self.num_sequences += entry.num_sequences
+        if len(self.replicas) == 1:
+            (only,) = self.replicas.values()
+            if only.is_up and only.takes(entry):  # there is nothing to choose, and nothing to wait for
+                self._enter(only, entry)
+                return
         self._queue.push(entry)
 
     def remove_request(self, entry: FleetRequest, answers: Sequence[Sequence[int]] = ()) -> None:

@@ -112,6 +112,8 @@ class Fleet:
         self.is_asleep = False
         """Whether the engines have been ended until `wake`."""
         self._closing: set[asyncio.Task[None]] = set()
+        self.on_message: Callable[[Replica, FromEngine], None]
+        """The owner's, once the engines are supervised: the fleet has nothing to do for a message."""
 
     async def open(self, links: Sequence[Link]) -> None:
         """Wait until all engines are ready, and make a replica for each.
@@ -208,6 +210,7 @@ class Fleet:
     def supervise(self, owner: FleetOwner) -> None:
         """Keep all engines running from now on, and call the owner with each event."""
         self._owner = owner
+        self.on_message = owner.on_message
         for replica in self.replicas.values():
             replica.supervise(self)
 
@@ -275,9 +278,6 @@ class Fleet:
         await asyncio.gather(*(replica.close() for replica in self.replicas.values()), *self._closing)
 
     # ── events of replicas ───────────────────────────────────────────────────────────────────────────────────────────
-
-    def on_message(self, replica: Replica, message: FromEngine) -> None:
-        self.owner.on_message(replica, message)
 
     def engine_died(self, replica: Replica, death: Death) -> None:
         self.owner.engine_died(replica, death)

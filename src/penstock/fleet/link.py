@@ -116,7 +116,8 @@ class Channel:
     async def receive(self) -> FromEngine:
         """Wait, without a limit, for the engine's next message."""
         while not self._frames:
-            self._watch()
+            if self._loop is None:
+                self._watch()
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
@@ -126,10 +127,9 @@ class Channel:
 
     def _watch(self) -> None:
         """Have the event loop call `_take` from now on."""
-        if self._loop is None:
-            self._loop, self._descriptor = asyncio.get_running_loop(), int(self.outputs.getsockopt(zmq.FD))
-            self._loop.add_reader(self._descriptor, self._take)
-            self._loop.call_soon(self._take)  # for messages that came before: the descriptor is edge-triggered
+        self._loop, self._descriptor = asyncio.get_running_loop(), int(self.outputs.getsockopt(zmq.FD))
+        self._loop.add_reader(self._descriptor, self._take)
+        self._loop.call_soon(self._take)  # for messages that came before: the descriptor is edge-triggered
 
     def _take(self) -> None:
         """Receive all queued messages: the descriptor is edge-triggered, and not readable again for a rest."""

@@ -178,7 +178,7 @@ class ModelBroker:
         return Moves(unload, load)
 
     def next_expiry(self) -> float | None:
-        """When the next idle model is to be unloaded; None: none is."""
+        """Time at which the next idle model is due to be unloaded; None if none is."""
         times = [model.expires_at for model in self.models.values() if model.is_idle and model.keep_alive < math.inf]
         return min(times, default=None)
 
@@ -239,7 +239,7 @@ class ModelBroker:
         return model.is_leaving or model.is_retired or (not model.num_waiting and now >= model.expires_at)
 
     def check_integrity(self) -> None:
-        """Assert what must always be true."""
+        """Assert the invariants."""
         in_memory = list(self._in_memory())
         assert sum(model.held for model in in_memory) <= self._total
         assert len(in_memory) <= self._max_loaded

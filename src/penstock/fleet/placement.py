@@ -49,6 +49,7 @@ class Capacity:
 class ReplicaStatus:
     """A replica as dispatch sees it: its engine's limits, state and load, and the requests that it has."""
 
+    number: int
     capacity: Capacity
     load: ReplicaLoad
     blame: CrashBlame = field(default_factory=CrashBlame)
@@ -60,10 +61,6 @@ class ReplicaStatus:
     """Of a prefill engine: the requests with an output since `Dispatcher.take_leaving`, an ordered set."""
     pending: dict[tuple[str, int], int] = field(default_factory=dict)
     """`load.pending` by account."""
-
-    @property
-    def number(self) -> int:
-        return self.load.replica
 
     @property
     def num_requests(self) -> int:
@@ -111,7 +108,7 @@ class Placement:
 
     def add_replica(self, number: int, capacity: Capacity) -> ReplicaStatus:
         """Add a replica whose engine is up."""
-        replica = self.replicas[number] = ReplicaStatus(capacity, ReplicaLoad(number))
+        replica = self.replicas[number] = ReplicaStatus(number, capacity, ReplicaLoad(number))
         self._router.add_replica(number, capacity.num_blocks, capacity.block_size)
         self._note_replicas()
         return replica

@@ -13,9 +13,9 @@ class Case:
     """The evidence of `CrashBlame` on a request."""
 
     index: int | None = None
-    """Its number in the order in which its engine got its requests; None while no engine has it."""
+    """Its number in its engine's order of requests; None while no engine has it."""
     first_step: int | None = None
-    """The step in which it got its first tokens from this engine."""
+    """The step of its first tokens from this engine."""
     is_proven: bool = False
     """Whether it got tokens in two steps of this engine."""
     suspect: bool = False

@@ -3,6 +3,6 @@
 `client.py` is the engine as the server sees it; `recovery` has the journal and what resumes after a death.
 
 Tested elsewhere: texts of encoders and pairs: `tests/server/test_encoders.py`; `adapters`:
-`tests/server/test_adapters.py`; `logprob_texts` and `arguments`: `tests/test_llm.py`;
+`tests/server/test_adapters.py`; `live_requests`, `logprob_texts` and `arguments`: `tests/test_llm.py`;
 `decoders`: `tests/frontend/images/test_reader.py`.
 """

@@ -21,7 +21,7 @@ from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.request import Adapter, FinishReason, Image, Request, RequestOutput
+from penstock.api.request import Adapter, Image
 from penstock.api.sampling_params import SamplingParams
 from penstock.checkpoint.checkpoint import resolve_path
 from penstock.config.engine_config import EngineConfig, ModelConfig
@@ -30,7 +30,6 @@ from penstock.errors import (
     ConfigError,
     EngineDeadError,
     InvalidRequestError,
-    JournalUnavailableError,
     PenstockError,
     QuarantinedError,
     ShuttingDownError,
@@ -46,12 +45,12 @@ from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import ANYONE, Admission, Caller, QueueLimits
 from penstock.frontend.meter import Meter
 from penstock.frontend.metrics import Metrics
-from penstock.frontend.open_requests import RECONNECT_SECONDS, AdapterUse, OpenRequest, OpenRequests, Series
+from penstock.frontend.open_requests import RECONNECT_SECONDS, Accepted, AdapterUse, OpenRequest, OpenRequests, Series
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
-from penstock.frontend.recovery.journal_rows import Entry, Row, row_of
+from penstock.frontend.recovery.journal_rows import Entry
+from penstock.frontend.recovery.journaled_calls import JournaledCalls
 from penstock.frontend.recovery.recent_responses import RecentResponses
-from penstock.frontend.recovery.replay import RequestReplay, entries_of
 from penstock.frontend.request_stream import RequestStream
 from penstock.frontend.text_encoding import EncodedText, TextEncoder
 from penstock.structured.grammar_validator import GrammarValidator
@@ -67,17 +66,6 @@ logger = logging.getLogger("penstock.engine")
 
 STEP_DEADLINE = 30.0
 _NO_SAMPLING = SamplingParams()
-ANOTHER_MODEL = "the server was restarted with another model, or with less memory"
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A validated request, with the data that its output processor needs."""
-
-    request: Request
-    params: SamplingParams
-    prompt: str | None
-    caller: Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +196,11 @@ class AsyncEngine:
         for replica in fleet.replicas.values():
             self._meter.set_engine_info(replica.info, replica.number)
         self.open_requests = OpenRequests(fleet, self._meter, self.admission, journal, reconnect_seconds)
-        self._replay = RequestReplay(journal, tokenizer, self._live_output_processor)
+        self.journaled = journal is not None
+        """Whether requests survive this process and can be resumed."""
+        self.journaled_calls = JournaledCalls(
+            journal, tokenizer, self.open_requests, self._input_processor, limits.max_unread_tokens
+        )
 
     @property
     def pid(self) -> int:
@@ -274,30 +266,10 @@ class AsyncEngine:
 
         return QueuedSounds(self.info.audio_input, self._config.audio)
 
-    def _live_output_processor(self, request_id: str) -> OutputProcessor | None:
-        one = self.open_requests.find(request_id)
-        return None if one is None else one.output_processor
-
     def _take_up_journal(self) -> None:
         if self._journal is not None and self._beside is None:
             self._journal.start(self._metrics)
-        for entry, output_processor in self._replay.unfinished(None if self._beside is None else self._beside.entries):
-            self._take_up(entry, output_processor)
-        self.open_requests.send_due()
-
-    def _take_up(self, entry: Entry, output_processor: OutputProcessor) -> None:
-        """Resume a journaled request, or end it with an error if this engine cannot accept it."""
-        request = output_processor.request
-        one = OpenRequest(request, output_processor=output_processor)
-        self.open_requests.begin_request(one)
-        if entry.record.model != self.info.model_identity or not self._input_processor.fits(request):
-            self.open_requests.end_request(one, FinishReason.ERROR, ANOTHER_MODEL)
-            return
-        try:
-            self._input_processor.check(request.prompt_token_ids, entry.record.params)
-        except InvalidRequestError as error:
-            refused = f"the request was accepted by an earlier server, and this one cannot serve it: {error}"
-            self.open_requests.end_request(one, FinishReason.ERROR, refused)
+        self.journaled_calls.resume(self.info.model_identity, None if self._beside is None else self._beside.entries)
 
     async def close(self) -> None:
         """End the engine processes, and all open requests with an error."""
@@ -456,11 +428,7 @@ class AsyncEngine:
                 "Last-Event-ID: the answer was started by a server with another model, instruction set or version, so "
                 "no engine here can continue it exactly; send the request again without it"
             )
-        rows: list[Row] = []
-        if self._journal is not None:
-            self._journal.check()
-            call = [(item.request, item.params, item.prompt) for item in accepted]
-            rows = [row_of(entry) for entry in entries_of(call, self.info.model_identity, alias)]
+        rows = self.journaled_calls.rows_of(accepted, self.info.model_identity, alias) if self.journaled else []
         admitted = self.admission.enter([item.request for item in accepted], accepted[0].caller, queue_timeout)
         output_processors = [
             OutputProcessor(item.request, item.params, self.tokenizer, item.prompt) for item in accepted
@@ -490,33 +458,10 @@ class AsyncEngine:
     def _takes_more_of(self, series: Series | None) -> bool:
         return series is not None and series.may_go_on and isinstance(self._refusal, ShuttingDownError)
 
-    # ── what the journal holds ───────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def journaled(self) -> bool:
-        """Whether requests survive this process and can be resumed."""
-        return self._journal is not None
-
     @property
     def journal_error(self) -> str | None:
         """Why the journal cannot take requests now; None if it can, or if there is no journal."""
-        error = None if self._journal is None else self._journal.write_error
-        return error and f"the journal cannot be written: {error}"
-
-    async def recorded(self, accepted: Sequence[Accepted]) -> None:
-        """Wait until the requests of an opened call are in the journal, if there is one.
-
-        Raises:
-            JournalUnavailableError: the journal cannot be written; the requests are ended, without a trace in it.
-        """
-        if self._journal is not None:
-            try:
-                await self._journal.flush()
-            except JournalUnavailableError:
-                request_ids = [item.request.request_id for item in accepted]
-                self.open_requests.withdraw(request_ids)
-                self._journal.withdraw(request_ids)
-                raise
+        return self.journaled_calls.error
 
     def recent_responses(self, max_bytes: int) -> RecentResponses:
         """A store of this size for responses; with a journal, it begins with those that the last server stored.
@@ -525,36 +470,6 @@ class AsyncEngine:
             ConfigError: the journal cannot be read.
         """
         return RecentResponses(max_bytes, self._metrics, self._journal)
-
-    async def responses_recorded(self) -> None:
-        """Wait until stored responses are in the journal, if there is one. While it fails, only memory has them."""
-        if self._journal is not None:
-            with contextlib.suppress(JournalUnavailableError):
-                await self._journal.flush()
-
-    async def look_up(self, name: str, tenant: str) -> list[tuple[Entry, RequestOutput]]:
-        """Look up a tenant's call by one of its names: its requests and their progress; [] if there is no such call."""
-        return [
-            (entry, output_processor.result()) for entry, output_processor in await self._replay.look_up(name, tenant)
-        ]
-
-    async def reopen(self, name: str, accepted: Sequence[Accepted]) -> RequestStream:
-        """Stream a call again from its first token, whether it still runs or has ended.
-
-        Args:
-            accepted: the same requests as in the call, accepted again.
-
-        Raises:
-            InvalidRequestError: there is no such call, or its requests were different.
-        """
-        asked = [(item.request, item.params) for item in accepted]
-        found, deltas = await self._replay.catch_up_call(name, accepted[0].request.tenant, asked)
-        request_stream = RequestStream(self.open_requests.leave, found, True, self._limits.max_unread_tokens, deltas)
-        for position, output_processor in enumerate(found):
-            one = self.open_requests.find(output_processor.request.request_id)
-            if one is not None:
-                one.readers.append((request_stream, position))
-        return request_stream
 
     async def health_error(self) -> str | None:
         """What is wrong with the engines: dead, hung, or silent when idle; None if at least one is healthy."""

@@ -21,7 +21,7 @@ _LONGEST_ANSWER = 2**29
 
 @dataclass(frozen=True, slots=True)
 class DecoderKind:
-    """What is decoded, and by which module."""
+    """A kind of data, and the module that decodes it."""
 
     module: str
     what: str
@@ -100,7 +100,7 @@ class Decoders:
             raise EngineError(f"the process that decodes {self._kind.what}s cannot be started: {error}") from error
 
     def _blame(self, exit_code: int | None, field: str) -> None:
-        """Raise if what was decoded ended the process, rather than a kill from outside.
+        """Raise if the data ended the process, rather than a kill from outside.
 
         Raises:
             InvalidRequestError: decoding exceeded a time limit, or crashed the process.

@@ -208,7 +208,7 @@ class InputProcessor:
         params = params or SamplingParams()
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise InvalidRequestError(f"priority must be a whole number, not {priority!r}", "priority")
-        token_ids, max_tokens = self._check(prompt, params)
+        token_ids, max_tokens = self.check(prompt, params)
         if self.refuse_long_max_tokens and params.max_tokens is not None and params.max_tokens > max_tokens:
             self._refuse_max_tokens(len(token_ids), params.max_tokens)
         resolved = self._resolve(params, max_tokens)
@@ -241,16 +241,11 @@ class InputProcessor:
             return params
         return replace(params, stop=stops)
 
-    def check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Validate a request that was accepted before, possibly for another engine.
+    def check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], int]:
+        """Validate a request, which another engine may have accepted before; raises the same errors as `make_request`.
 
-        Raises:
-            InvalidRequestError: this engine would not accept it.
+        Returns the prompt's token ids and the maximum number of answer tokens.
         """
-        self._check(token_ids, params)
-
-    def _check(self, prompt: str | Sequence[int], params: SamplingParams) -> tuple[tuple[int, ...], int]:
-        """(Prompt token ids, maximum number of answer tokens); raises the same errors as `make_request`."""
         token_ids = self._tokens_of(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_limits(params, len(token_ids), max_tokens)
@@ -352,13 +347,15 @@ class InputProcessor:
         defaults = self.defaults
         eos = () if params.ignore_eos else self._eos
         stops = tuple(dict.fromkeys((*eos, *params.stop_token_ids)))
-        min_tokens, banned, bias = params.min_tokens, self._banned(params), params.logit_bias
+        min_tokens, bias = params.min_tokens, params.logit_bias
+        banned = self._banned(params) if params.bad_words or params.bad_token_ids else ()
         if params.num_beams == 1:
             min_tokens = min_tokens or min(self._info.defaults.min_tokens, max_tokens)
             allowed = {(token,) for token in params.allowed_token_ids or ()}  # which the caller names
             banned = tuple(dict.fromkeys((*banned, *(run for run in self._default_bans if run not in allowed))))
             bias = {**self._default_bias, **bias}
-        self._check_some_token_left(params, banned, stops if min_tokens else ())
+        if banned or min_tokens:
+            self._check_some_token_left(params, banned, stops if min_tokens else ())
         logprobs = params.logprobs
         if params.best_of is not None and logprobs is None:
             logprobs = 0  # the log-probabilities rank the answers

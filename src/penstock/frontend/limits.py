@@ -238,7 +238,8 @@ class Admission:
         answers = sum(request.params.num_sequences for request in requests)
         tokens = sum(len(request.prompt_token_ids) for request in requests)
         pixels = sum(map(_pixels_of, requests))
-        self._check_prompts(requests)
+        if self._limits.max_prompt_tokens is not None:
+            self._check_prompts(requests, self._limits.max_prompt_tokens)
         self._check_room(answers, tokens, caller)
         self._check_images(pixels, caller)
         if caller.account is not None:
@@ -266,10 +267,10 @@ class Admission:
         admitted.timer = self._call_later(seconds, expire)
         return admitted
 
-    def _check_prompts(self, requests: Sequence[Request]) -> None:
-        most = self._limits.max_prompt_tokens
+    @staticmethod
+    def _check_prompts(requests: Sequence[Request], most: int) -> None:
         for request in requests:
-            if most is not None and len(request.prompt_token_ids) > most:
+            if len(request.prompt_token_ids) > most:
                 raise PromptTooLongError(
                     f"the prompt is too long: {len(request.prompt_token_ids)} tokens > {most} maximum "
                     "(max_prompt_tokens)",
@@ -320,29 +321,29 @@ class Admission:
         """Estimated seconds until the queue is empty, from the recent rate of completed answers; from 1 to 60."""
         return min(max(self._seconds_an_answer * self._num_waiting, 1.0), 60.0)
 
-    def output(self, one: Admitted, num_tokens: int) -> None:
+    def output(self, admitted: Admitted, num_tokens: int) -> None:
         """Record an output: the request no longer waits, and its caller is charged for the tokens."""
-        if one.tokens_waiting:
-            self._begun(one)
-        if one.caller.account is not None:
-            one.caller.account.spend(num_tokens)
+        if admitted.tokens_waiting:
+            self._begun(admitted)
+        if admitted.caller.account is not None:
+            admitted.caller.account.spend(num_tokens)
 
-    def _begun(self, one: Admitted) -> None:
-        self._tokens.take(-one.tokens_waiting, one.caller.tenant)
+    def _begun(self, admitted: Admitted) -> None:
+        self._tokens.take(-admitted.tokens_waiting, admitted.caller.tenant)
         self._num_waiting -= 1
-        one.tokens_waiting = 0
-        if one.timer is not None:
-            one.timer.cancel()
+        admitted.tokens_waiting = 0
+        if admitted.timer is not None:
+            admitted.timer.cancel()
 
-    def left(self, one: Admitted) -> None:
+    def left(self, admitted: Admitted) -> None:
         """Subtract an ended request from the limits."""
-        self._answers.take(-one.answers, one.caller.tenant)
-        self._pixels.take(-one.pixels, one.caller.tenant)
+        self._answers.take(-admitted.answers, admitted.caller.tenant)
+        self._pixels.take(-admitted.pixels, admitted.caller.tenant)
         now = self._clock() if self._num_waiting else None  # the rate is measured only while there is a queue
-        if one.tokens_waiting:
-            self._begun(one)
+        if admitted.tokens_waiting:
+            self._begun(admitted)
         elif now is not None and self._last_left is not None:
-            seconds = (now - self._last_left) / one.answers
+            seconds = (now - self._last_left) / admitted.answers
             self._seconds_an_answer += 0.1 * (seconds - self._seconds_an_answer)
         self._last_left = now
 

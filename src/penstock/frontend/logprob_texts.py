@@ -36,6 +36,6 @@ def _with_texts(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer) -> list[
     return [_with_text(entry, tokenizer) for entry in logprobs]
 
 
-def _with_text(one: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
-    top_texts = tuple(tokenizer.token_text(token_id) for token_id, _ in one.top)
-    return replace(one, text=tokenizer.token_text(one.token_id), top_texts=top_texts)
+def _with_text(logprob: TokenLogprob, tokenizer: Tokenizer) -> TokenLogprob:
+    top_texts = tuple(tokenizer.token_text(token_id) for token_id, _ in logprob.top)
+    return replace(logprob, text=tokenizer.token_text(logprob.token_id), top_texts=top_texts)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.api.request import EXPIRED, Adapter, ErrorReason, FinishReason, Request, SequenceOutput
-from penstock.api.sampling_params import ResolvedParams
+from penstock.api.sampling_params import ResolvedParams, SamplingParams
 from penstock.engine.protocol import Add, Expire, Finish, HandedOver, HandOver
 from penstock.errors import ClientGoneError, EngineDeadError, EngineError, PenstockError, QueueTimeoutError
 from penstock.fleet.fleet import Fleet
@@ -23,7 +23,7 @@ from penstock.fleet.placement import ReplicaStatus
 from penstock.fleet.replica import Death
 from penstock.fleet.request import FleetRequest
 from penstock.frontend.history import RequestRecord
-from penstock.frontend.limits import Admission, Admitted
+from penstock.frontend.limits import Admission, Admitted, Caller
 from penstock.frontend.meter import Meter, Progress
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
@@ -38,6 +38,16 @@ ANOTHER_ARITHMETIC = "the engine that began the answer is gone, and none of thos
 
 
 _Signature = tuple[tuple[int, ...], ResolvedParams, Adapter | None, tuple[bytes, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A validated request, with the data that its output processor needs."""
+
+    request: Request
+    params: SamplingParams
+    prompt: str | None
+    caller: Caller
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -109,21 +119,24 @@ class OpenRequests:
             self._series.discard(series)
             self._one_less.set()
 
-    def begin_request(self, one: OpenRequest) -> None:
+    def begin_request(self, open_request: OpenRequest) -> None:
         """Add a request, which may have no reader yet."""
-        assert one.request_id not in self._open, f"request id {one.request_id!r} is here already"
-        self._open[one.request_id] = one
-        self._dispatcher.add_request(one)
-        self._meter.accepted(one.request)
+        assert open_request.request_id not in self._open, f"request id {open_request.request_id!r} is here already"
+        self._open[open_request.request_id] = open_request
+        self._dispatcher.add_request(open_request)
+        self._meter.accepted(open_request.request)
 
     def send_due(self) -> None:
         """Send the requests that are due to engines."""
         now = time.monotonic()
         for replica, due in self._dispatcher.due():
-            one = self._open[due.request_id]
-            if one.record is not None:
-                one.record.handed_over(replica, now)
-            self._fleet.send_to(replica, Add(one.request, one.output_processor.resume_point(), one.take_source()))
+            open_request = self._open[due.request_id]
+            if open_request.record is not None:
+                open_request.record.handed_over(replica, now)
+            self._fleet.send_to(
+                replica,
+                Add(open_request.request, open_request.output_processor.resume_point(), open_request.take_source()),
+            )
         self._meter.set_queued(self._dispatcher.num_queued)
 
     def find(self, request_id: str) -> OpenRequest | None:
@@ -159,13 +172,13 @@ class OpenRequests:
 
         While it waits for the next engine of its replica, no engine can end it.
         """
-        one = self._open.get(request_id)
-        if one is None:
+        open_request = self._open.get(request_id)
+        if open_request is None:
             return
-        if one.is_in_engine:
-            self._fleet.send(one, Expire(request_id))
-        elif not one.has_begun:
-            self.end_request(one, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
+        if open_request.is_in_engine:
+            self._fleet.send(open_request, Expire(request_id))
+        elif not open_request.has_begun:
+            self.end_request(open_request, FinishReason.ERROR, EXPIRED, ErrorReason.EXPIRED)
 
     # ── events of engines ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -173,11 +186,15 @@ class OpenRequests:
         """Process the outputs of a step of a replica's engine; `step` is the engine's count of steps."""
         now = time.monotonic()
         for output in outputs:
-            one = self._open.get(output.request_id)
-            if one is not None and self._dispatcher.record_output(replica, one, output, step):
-                one.output_processor.arithmetic = one.arithmetic or ""
-                for part in single_tokens(output) if one.by_token else (output,):
-                    self._feed_or_fail(one, part, now)
+            open_request = self._open.get(output.request_id)
+            if open_request is not None and self._dispatcher.record_output(replica, open_request, output, step):
+                open_request.output_processor.arithmetic = open_request.arithmetic or ""
+                try:
+                    for part in single_tokens(output) if open_request.by_token else (output,):
+                        self._feed(open_request, part, now)
+                except Exception:  # ends only this request
+                    logger.exception("request %s failed", open_request.request_id)
+                    self._fail_request(open_request, output.index)
         if replica.begun:
             for leaving in self._dispatcher.take_leaving(replica):
                 self._fleet.send_to(replica.number, HandOver(leaving.request_id))
@@ -186,8 +203,8 @@ class OpenRequests:
 
     def handed_over(self, replica: int, message: HandedOver) -> bool:
         """Queue a request that a prefill engine gave up after its prompt; False if it was no longer the engine's."""
-        one = self._open.get(message.request_id)
-        goes_on = one is not None and self._dispatcher.handed_over(replica, one, message.source)
+        open_request = self._open.get(message.request_id)
+        goes_on = open_request is not None and self._dispatcher.handed_over(replica, open_request, message.source)
         self._after_move()
         return goes_on
 
@@ -202,11 +219,11 @@ class OpenRequests:
             self._dispatcher.release(replica)
         num_moved = self._dispatcher.num_queued - queued
         if convict is not None:
-            one = self._open[convict.request_id]
-            logger.error("request %s is ended: it ran alone when the engine %s", one.request_id, death.reason)
-            self._quarantine.append(_signature(one.request))
+            open_request = self._open[convict.request_id]
+            logger.error("request %s is ended: it ran alone when the engine %s", open_request.request_id, death.reason)
+            self._quarantine.append(_signature(open_request.request))
             self.end_request(
-                one, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}"
+                open_request, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}"
             )
         self._after_move()
         return num_moved
@@ -222,8 +239,10 @@ class OpenRequests:
     def replicas_changed(self) -> None:
         """After a change of replicas: end requests that no replica can continue, and hand over those that can run."""
         for unservable in self._dispatcher.unservable():
-            one = self._open[unservable.request_id]
-            self.end_request(one, FinishReason.ERROR, ANOTHER_ARITHMETIC if one.has_begun else TOO_LONG_NOW)
+            open_request = self._open[unservable.request_id]
+            self.end_request(
+                open_request, FinishReason.ERROR, ANOTHER_ARITHMETIC if open_request.has_begun else TOO_LONG_NOW
+            )
         self._after_move()
 
     def _after_move(self) -> None:
@@ -231,86 +250,88 @@ class OpenRequests:
         self.send_due()
         self._one_less.set()
 
-    def _feed_or_fail(self, one: OpenRequest, output: SequenceOutput, now: float) -> None:
-        """Process an output; an exception ends only this request."""
-        try:
-            self._feed(one, output, now)
-        except Exception:
-            logger.exception("request %s failed", one.request_id)
-            self._fleet.send(one, Finish(one.request_id, None, FinishReason.ABORT))
-            if self._journal is not None:  # recorded as ended, or the next server would resume it
-                lost = SequenceOutput(one.request_id, output.index, [], finish_reason=FinishReason.ERROR)
-                self._journal.emitted(lost, ended=True)
-            self._remove(one)
-            self._fail_readers(one, EngineError("the server failed on this request; its log has the details"))
+    def _fail_request(self, open_request: OpenRequest, index: int) -> None:
+        """End a request on an exception of this process at an output of the sequence `index`."""
+        self._fleet.send(open_request, Finish(open_request.request_id, None, FinishReason.ABORT))
+        if self._journal is not None:  # recorded as ended, or the next server would resume it
+            lost = SequenceOutput(open_request.request_id, index, [], finish_reason=FinishReason.ERROR)
+            self._journal.emitted(lost, ended=True)
+        self._remove(open_request)
+        self._fail_readers(open_request, EngineError("the server failed on this request; its log has the details"))
 
-    def _feed(self, one: OpenRequest, output: SequenceOutput, now: float) -> None:
+    def _feed(self, open_request: OpenRequest, output: SequenceOutput, now: float) -> None:
         """Process an output: its text, its records, its readers."""
-        output_processor = one.output_processor
+        output_processor = open_request.output_processor
         delta = output_processor.process_output(output, now)
         finished = output_processor.finished
         if delta is not None:
             if delta.engine_goes_on:  # a stop string ended it, which the engine cannot see
-                self._fleet.send(one, Finish(one.request_id, output.index, FinishReason.STOP))
+                self._fleet.send(open_request, Finish(open_request.request_id, output.index, FinishReason.STOP))
             if self._journal is not None and not output.is_sign_of_life:
                 self._journal.emitted(output, finished)
-            if one.record is not None and (delta.token_ids or delta.finish_reason is not None):
-                one.record.progressed(now, len(delta.token_ids), delta.finish_reason)
-        self._meter.output(one.request, one.progress, output, delta, now)
-        if one.admitted is not None:
-            self._admission.output(one.admitted, len(output.token_ids))
+            if open_request.record is not None and (delta.token_ids or delta.finish_reason is not None):
+                open_request.record.progressed(now, len(delta.token_ids), delta.finish_reason)
+        self._meter.output(open_request.request, open_request.progress, output, delta, now)
+        if open_request.admitted is not None:
+            self._admission.output(open_request.admitted, len(output.token_ids))
         if finished:
-            self._remove(one, output_processor.answers)
-            self._meter.finished(one.request, one.progress, now)
+            self._remove(open_request, output_processor.answers)
+            self._meter.finished(open_request.request, open_request.progress, now)
         if output.error_reason is ErrorReason.EXPIRED:
-            waited = now - one.request.arrival
-            self._fail_readers(one, QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
-        for reader, position in one.readers.copy():  # a reader that is too slow leaves
+            waited = now - open_request.request.arrival
+            self._fail_readers(open_request, QueueTimeoutError(f"the request waited {waited:.1f} s in the queue"))
+        for reader, position in open_request.readers.copy():  # a reader that is too slow leaves
             reader.deliver(position, delta, is_last=finished)
 
-    def _remove(self, one: OpenRequest, answers: Sequence[Sequence[int]] = ()) -> None:
+    def _remove(self, open_request: OpenRequest, answers: Sequence[Sequence[int]] = ()) -> None:
         """Take a request out of the table, once; `answers` are its tokens if its engine ended it."""
-        if self._open.pop(one.request_id, None) is not None:
-            self._forget(one, answers)
+        if self._open.pop(open_request.request_id, None) is not None:
+            self._forget(open_request, answers)
 
-    def _forget(self, one: OpenRequest, answers: Sequence[Sequence[int]] = ()) -> None:
-        self._dispatcher.remove_request(one, answers)
-        if one.admitted is not None:
-            self._admission.left(one.admitted)
+    def _forget(self, open_request: OpenRequest, answers: Sequence[Sequence[int]] = ()) -> None:
+        self._dispatcher.remove_request(open_request, answers)
+        if open_request.admitted is not None:
+            self._admission.left(open_request.admitted)
         self._one_less.set()
 
     # ── their ends ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def leave(self, request_id: str, request_stream: RequestStream) -> None:
         """Remove a reader. Without readers the request is aborted; if journaled, after a delay for reconnection."""
-        one = self._open.get(request_id)
-        if one is None or all(reader is not request_stream for reader, _ in one.readers):
+        open_request = self._open.get(request_id)
+        if open_request is None or all(reader is not request_stream for reader, _ in open_request.readers):
             return
         if self._journal is None:
-            self._abort(one)
+            self._abort(open_request)
             return
-        one.readers = [(reader, position) for reader, position in one.readers if reader is not request_stream]
+        open_request.readers = [
+            (reader, position) for reader, position in open_request.readers if reader is not request_stream
+        ]
         request_stream.fail_stream(ClientGoneError("the reader has left"))
-        asyncio.get_running_loop().call_later(self._reconnect_seconds, self._abort_unread, one)
+        asyncio.get_running_loop().call_later(self._reconnect_seconds, self._abort_unread, open_request)
 
-    def _abort_unread(self, one: OpenRequest) -> None:
-        if not one.readers and one.request_id in self._open:
-            self._abort(one)
+    def _abort_unread(self, open_request: OpenRequest) -> None:
+        if not open_request.readers and open_request.request_id in self._open:
+            self._abort(open_request)
 
-    def _abort(self, one: OpenRequest, error: str | None = None) -> None:
+    def _abort(self, open_request: OpenRequest, error: str | None = None) -> None:
         """End a request here, and in the engine before its next step."""
-        self._fleet.send(one, Finish(one.request_id, None, FinishReason.ABORT))
-        self.end_request(one, FinishReason.ABORT, error)
+        self._fleet.send(open_request, Finish(open_request.request_id, None, FinishReason.ABORT))
+        self.end_request(open_request, FinishReason.ABORT, error)
 
     def end_request(
-        self, one: OpenRequest, reason: FinishReason, error: str | None = None, error_reason: ErrorReason | None = None
+        self,
+        open_request: OpenRequest,
+        reason: FinishReason,
+        error: str | None = None,
+        error_reason: ErrorReason | None = None,
     ) -> None:
         """End a request here, whatever the engine does."""
-        for index in range(one.request.params.n):
-            if not one.output_processor.finished:
-                ending = SequenceOutput(one.request_id, index, [], finish_reason=reason, error=error)
+        for index in range(open_request.request.params.n):
+            if not open_request.output_processor.finished:
+                ending = SequenceOutput(open_request.request_id, index, [], finish_reason=reason, error=error)
                 ending.error_reason = error_reason
-                self._feed(one, ending, time.monotonic())
+                self._feed(open_request, ending, time.monotonic())
 
     def withdraw(self, request_ids: Iterable[str]) -> None:
         """End requests and remove every trace of them; their caller gets an error instead."""
@@ -332,8 +353,8 @@ class OpenRequests:
             self._forget(open_request)
             self._fail_readers(open_request, error)
 
-    def _fail_readers(self, one: OpenRequest, error: PenstockError) -> None:
-        for reader, _ in one.readers:
+    def _fail_readers(self, open_request: OpenRequest, error: PenstockError) -> None:
+        for reader, _ in open_request.readers:
             reader.fail_stream(error)
 
 

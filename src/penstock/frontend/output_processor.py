@@ -209,20 +209,17 @@ class OutputProcessor:
         """Fingerprint of the engine's arithmetic (`runner/fingerprint.py`), once there are tokens."""
         self._params = params
         self._prompt = prompt
-        stops = StopTable(params.stop)
+        stops = StopTable(params.stop) if params.stop else None
         self._answers = [ChoiceState(i, request, params, tokenizer, stops) for i in range(request.params.n)]
         self._unfinished = len(self._answers)
+        self.finished = False
+        """Whether each of the request's sequences has ended."""
         self._times = RequestTimes(arrival=request.arrival)
         self._num_cached_tokens = 0
         self._vector: bytes | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         if request.params.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
-
-    @property
-    def finished(self) -> bool:
-        """Whether each of the request's sequences has ended."""
-        return self._unfinished == 0
 
     @property
     def answers(self) -> list[list[int]]:
@@ -249,6 +246,7 @@ class OutputProcessor:
             delta.prompt_logprobs = self._take_prompt(output.prompt)
         if delta.finish_reason is not None:
             self._unfinished -= 1
+            self.finished = self._unfinished == 0
             times.finished = now if self.finished else None
         return delta
 
@@ -301,7 +299,12 @@ class ChoiceState:
     """One of a request's answers: its tokens and text so far, and its end."""
 
     def __init__(
-        self, index: int, request: Request, params: SamplingParams, tokenizer: Tokenizer | None, stops: StopTable
+        self,
+        index: int,
+        request: Request,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        stops: StopTable | None,
     ) -> None:
         self.finish_reason: FinishReason | None = None
         self._index = index
@@ -313,8 +316,7 @@ class ChoiceState:
             self._detokenizer = Detokenizer(
                 tokenizer, request.prompt_token_ids, params.shown_special_tokens, keeps_first_space=is_structured
             )
-        self._stops = StopStrings(stops)
-        self._has_stops = bool(stops.strings)
+        self._stops = None if stops is None else StopStrings(stops)
         self._texts: list[str] = []
         self.token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] | None = None if request.params.logprobs is None else []
@@ -370,23 +372,25 @@ class ChoiceState:
                 self._stop_reason = token
             elif self._detokenizer is not None:
                 text = self._detokenizer.add_token(token)
-                shown.append(self._show(text) if self._has_stops else text)
+                shown.append(text if self._stops is None else self._show(text, self._stops))
                 if self.finish_reason is not None:
                     return "".join(shown), place + 1
         if ending is not None:
             shown.append(self._end(ending))
         return "".join(shown), len(token_ids)
 
-    def _show(self, text: str) -> str:
+    def _show(self, text: str, stops: StopStrings) -> str:
         """Release the text that cannot be part of a stop string; a complete stop string ends the answer."""
-        released = self._stops.add_text(text, may_stop=len(self.token_ids) >= self._min_tokens)
+        released = stops.add_text(text, may_stop=len(self.token_ids) >= self._min_tokens)
         if released.stop is not None:
             self.finish_reason, self._stop_reason = FinishReason.STOP, released.stop
         return released.text
 
     def _end(self, reason: FinishReason) -> str:
         """Release the text that was held back."""
-        rest = "" if self._detokenizer is None else self._show(self._detokenizer.flush())
+        rest = "" if self._detokenizer is None else self._detokenizer.flush()
+        if self._stops is not None:
+            rest = self._show(rest, self._stops) + self._stops.flush()
         if self.finish_reason is None:
             self.finish_reason = reason
-        return rest + self._stops.flush()
+        return rest

@@ -79,9 +79,9 @@ class Scoring:
         ]
 
 
-def _similarity(one: "NDArray[np.float32]", other: "NDArray[np.float32]", kind: Similarity) -> float:
+def _similarity(first: "NDArray[np.float32]", second: "NDArray[np.float32]", kind: Similarity) -> float:
     """Similarity of two vectors, as in `sentence-transformers`; for cosine they must have length 1."""
     if kind in ("cosine", "dot"):
-        return float((one * other).sum(dtype="float64"))
-    difference = abs(one.astype("float64") - other)
+        return float((first * second).sum(dtype="float64"))
+    difference = abs(first.astype("float64") - second)
     return -float(difference.sum() if kind == "manhattan" else (difference**2).sum() ** 0.5)

@@ -310,7 +310,7 @@ class ServedModels:
             logger.error("work on a model failed", exc_info=error)
 
     def advance(self) -> None:
-        """Do what the broker decides."""
+        """Carry out the broker's decisions."""
         if self.refusal is not None:
             return
         moves = self.broker.next(time.monotonic())

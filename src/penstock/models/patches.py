@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PatchGrid(NamedTuple):
-    """The places of a picture's patches, in the order in which the tower computes them.
+    """The places of a picture's patches, in the tower's order.
 
     Patches of a square that is merged follow one another; with windows, so do the squares of a window.
     """
@@ -119,7 +119,7 @@ def _weighted(weights: Floats, values: Floats) -> Floats:
 
 
 def _triangles(count: int, wanted: int) -> Floats:
-    """[wanted, count]: the weights of `count` places in each of those that are wanted, on an axis of one length."""
+    """[wanted, count]: the weights for resampling an axis from `count` to `wanted` places, by triangles."""
     step = count / wanted
     half = max(step, 1.0)
     centres = (np.arange(wanted) + 0.5) * step

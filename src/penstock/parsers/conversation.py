@@ -10,6 +10,7 @@ that the model was trained to write.
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from penstock.api.request import CompletionOutput, FinishReason
@@ -262,17 +263,16 @@ class Conversation:
     ignored: tuple[str, ...] = ()
     """Fields of the body without effect on this model."""
 
-    def template_messages(self, known: ChatFormat) -> list[dict[str, Any]]:
-        """The messages as the chat template receives them."""
+    def template_input(self, known: ChatFormat) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        """The messages and the tools as the chat template receives them.
+
+        The tools are None if there are none; or if the template does not render them, so that the messages do.
+        """
         messages = clean_messages(self.messages, known.reasoning_fields)
-        return messages if known.shows_tools else describe(messages, self._offered())
-
-    def template_tools(self, known: ChatFormat) -> list[dict[str, Any]] | None:
-        """The tools as the chat template receives them; None without tools, or if the template does not render them."""
-        return self._offered() or None if known.shows_tools else None
-
-    def _offered(self) -> list[dict[str, Any]]:
-        return [function.as_template_sees_it() for function in self.tools.offered]
+        tools = [function.as_template_sees_it() for function in self.tools.offered]
+        if known.shows_tools:
+            return messages, tools or None
+        return describe(messages, tools), None
 
 
 class Delta(Protocol):
@@ -339,13 +339,13 @@ def constrain(
         InvalidRequestError: calls and the structured form are ambiguous; `param` is "tools".
     """
     marks = [tokenizer.special_token(mark) for mark in known.marks] if tools.offered or known.thinks else []
-    return replace(
-        params,
-        shown_special_tokens=[token for token in marks if token is not None],
-        structured=_structured(
-            known, tools, params.structured, _end(tokenizer, token_ids), lambda mark: _in_lark(tokenizer, mark)
-        ),
-    )
+    shown, structured = (*params.shown_special_tokens, *(token for token in marks if token is not None)), None
+    if params.structured is not None or tools.enforced:
+        prompt_end = _end(tokenizer, token_ids)
+        structured = _structured(known, tools, params.structured, prompt_end, partial(_in_lark, tokenizer))
+    if not marks and structured is None:
+        return params
+    return replace(params, shown_special_tokens=shown, structured=structured)
 
 
 def _end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
@@ -354,14 +354,12 @@ def _end(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
 
 def _structured(
     known: ChatFormat, tools: Tools, asked: Structured | None, prompt_end: str, mark: Callable[[str], str]
-) -> Structured | None:
+) -> Structured:
     """The grammar of the part after the reasoning: tool calls, the requested structure, or either."""
     before = known.reasoning_rule(prompt_end, mark)
     if asked is not None and tools.choice != "required":
         header = "" if known.messages is None else known.messages.header(mark)
         return _form_or_calls(known, tools, replace(asked, before=before, header=header), prompt_end, mark)
-    if not tools.guarded:
-        return None
     documents = known.documents(tools.callable, False, prompt_end, mark)
     return replace(Structured.grammar(known.grammar(tools, mark)), before=before, documents=documents)
 

@@ -112,7 +112,7 @@ class _Rules:
         return _either([self._of_type(name, schema, where) for name in self._types(schema, where)])
 
     def _implies_type(self, word: str, schema: Mapping[str, Any], where: str) -> bool:
-        """Whether what a keyword allows is of the types that the schema allows, so that `type` adds nothing."""
+        """Whether all values allowed by a keyword have types that the schema allows, so that `type` adds nothing."""
         return self._types_within.of_value({word: schema[word]}).issubset(self._types(schema, where))
 
     def _reference(self, pointer: object, where: str) -> str:
@@ -226,7 +226,7 @@ class _Rules:
         return f'"{{" {self._pairs(pairs)} "}}"'
 
     def _map(self, additional: object, where: str) -> str:
-        """An object whose keys are up to the model."""
+        """An object with keys of the model's choice."""
         if additional is False:
             return '"{" "}"'
         pair = f'ANY_KEY ":" {self._part(additional, f"the properties of {where}")}'

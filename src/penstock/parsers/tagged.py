@@ -191,9 +191,9 @@ class TypesOfProperties:
     def of(self, key: str) -> frozenset[str]:
         """The types of a property; all types if the schema does not restrict them."""
 
-        def of_property(one: Mapping[str, Any]) -> frozenset[str] | None:
+        def of_property(schema: Mapping[str, Any]) -> frozenset[str] | None:
             properties, patterns, others = (
-                one.get(word) for word in ("properties", "patternProperties", "additionalProperties")
+                schema.get(word) for word in ("properties", "patternProperties", "additionalProperties")
             )
             if isinstance(properties, Mapping) and key in properties:
                 return self._of_values.of(properties[key])

@@ -55,7 +55,7 @@ REFUSED = "cannot be quantized: it has weights that are infinite, NaN or too lar
 class Method(Protocol):
     """A quantization method: the kernel format of each matrix, and the checkpoint tensors that it is loaded from."""
 
-    rounds: bool
+    quantizes_on_load: bool
     """Whether the checkpoint is floating point, and is quantized on loading."""
 
     def format_of(self, name: str) -> WeightFormat:
@@ -70,7 +70,7 @@ class Method(Protocol):
 class Unquantized:
     """Weights in the model's dtype."""
 
-    rounds = False
+    quantizes_on_load = False
 
     def format_of(self, name: str) -> WeightFormat:
         return FLOAT
@@ -329,7 +329,7 @@ class WeightFactory(Generic[A]):
         Its format is the one that the matrix is quantized to on loading; floating point if the checkpoint itself is
         quantized.
         """
-        format = self._method.format_of(f"{self._above}{name}") if self._method.rounds else FLOAT
+        format = self._method.format_of(f"{self._above}{name}") if self._method.quantizes_on_load else FLOAT
         return self.ops.new_weight(
             rows, columns, format, gated=False, dtype=self.dtype, stored=self._stored, device=self.device
         )
@@ -372,7 +372,7 @@ class WeightFactory(Generic[A]):
             CheckpointError: the matrix is quantized.
         """
         full = f"{self._above}{name}"
-        if not self._method.rounds and self._method.format_of(full) is not FLOAT:
+        if not self._method.quantizes_on_load and self._method.format_of(full) is not FLOAT:
             raise CheckpointError(f"{full} is quantized, which is not supported for this matrix")
         self.parameters[f"{full}.weight"] = parameter
 
@@ -393,7 +393,7 @@ class WeightFactory(Generic[A]):
         `take` gets [rows, columns] in floating point, dequantized if necessary.
         """
         full = f"{self._above}{name}"
-        format = FLOAT if self._method.rounds else self._method.format_of(full)
+        format = FLOAT if self._method.quantizes_on_load else self._method.format_of(full)
         whole = GatheredMatrix(rows, columns, format, take)
         parameters: dict[str, Parameter] = {f"{full}.weight": FloatRows(whole, 0, rows)}
         if format is not FLOAT:

@@ -53,7 +53,7 @@ class TapsParameter(Generic[A]):
 
 
 class TapsPart:
-    """The weights of some of a convolution's channels, which a tensor of their own holds in the checkpoint."""
+    """Weights of some channels of a convolution, which are a tensor of their own in the checkpoint."""
 
     def __init__(self, whole: TapsParameter, first: int, channels: int) -> None:
         self.shape: tuple[int, ...] = (channels, *whole.shape[1:])
@@ -64,7 +64,7 @@ class TapsPart:
 
 
 class ReshapedParameter:
-    """A tensor that the checkpoint stores in another shape, whose first dimension is 1."""
+    """A tensor that the checkpoint stores with a first dimension of 1."""
 
     def __init__(self, parameter: Parameter, shape: tuple[int, ...]) -> None:
         self.shape, self._parameter = shape, parameter
@@ -94,7 +94,7 @@ def side_by_side(rows: NDArray[Any], columns: int) -> NDArray[Any]:
 
 
 class FirstRepeated:
-    """A tensor whose first row is also that of the rows that the checkpoint lacks at its end."""
+    """A tensor whose last rows, which the checkpoint lacks, repeat its first row."""
 
     def __init__(self, parameter: Parameter, rows: int) -> None:
         """

@@ -30,7 +30,7 @@ class RowsToRound(FloatRows):
 class Rounding:
     """Quantizes matrices to the formats of a recipe."""
 
-    rounds = True
+    quantizes_on_load = True
 
     def __init__(self, recipe: Recipe, ops: Ops) -> None:
         self._recipe, self._ops = recipe, ops

@@ -14,7 +14,7 @@ SchemeT = TypeVar("SchemeT", bound=StoredScheme)
 class StoredMatrices(ABC, Generic[SchemeT]):
     """A `Method` that loads matrices as the checkpoint stores them, quantized or floating point, without rounding."""
 
-    rounds = False
+    quantizes_on_load = False
 
     def __init__(self, scheme: SchemeT) -> None:
         self._scheme = scheme

@@ -79,7 +79,7 @@ class AudioRunner(Generic[A]):
         return Batch(memory, 1, self._positions, blocks, self._device)
 
     def encode(self, plan: ForwardPlan) -> list[bytes]:
-        """Free what the plan frees, and compute its layers; returns the digests of windows with a stream not finite."""
+        """Free what the plan frees, and compute its layers; returns the digests of windows with non-finite streams."""
         for digest in plan.freed_images:
             self._encodings.pop(digest, None)
             if (slot := self._slots.pop(digest, None)) is not None:

@@ -171,23 +171,20 @@ class DeviceRunner(Generic[A]):
             DeviceLostError: no further plan can be executed.
         """
         try:
-            return self._execute(plan)
+            with self._ops.inference():
+                broken = self._encode(plan.forward)
+                logits = self._compute(plan.forward)
+                result = StepResult([])
+                if logits is not None and len(plan.samples):
+                    result = self._sampler.sample(logits, plan.samples)
+                if logits is not None and len(plan.prompt_logprobs):
+                    result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
         except Exception as error:
             if is_device_lost(error):
                 raise DeviceLostError(f"the device is lost: {error}") from error
             raise
-
-    def _execute(self, plan: StepPlan) -> StepResult:
-        with self._ops.inference():
-            broken = self._encode(plan.forward)
-            logits = self._compute(plan.forward)
-            result = StepResult([])
-            if logits is not None and len(plan.samples):
-                result = self._sampler.sample(logits, plan.samples)
-            if logits is not None and len(plan.prompt_logprobs):
-                result.prompt_logprobs = self._prompt_logprobs(plan.prompt_logprobs)
-            result.broken_images = broken
-            return result
+        result.broken_images = broken
+        return result
 
     def _encode(self, forward: ForwardPlan) -> list[bytes]:
         """Compute layers of the tower; returns the digests of images whose features are not finite."""

@@ -81,7 +81,7 @@ class RecordedImages:
 
 
 def stand_ins(plan: ForwardPlan, token_ids: IntArray, stand_in: int) -> IntArray:
-    """The tokens, with `stand_in` in place of those of images, whose embeddings are replaced in any case."""
+    """The tokens, with `stand_in` in place of images' placeholders, whose embeddings are replaced."""
     replaced: IntArray = token_ids.copy()
     for image in plan.image_rows:
         replaced[np.frombuffer(image.rows, np.int32)] = stand_in

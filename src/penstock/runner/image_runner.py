@@ -83,7 +83,7 @@ class ImageRunner(Generic[A]):
         return self._tower
 
     def encode(self, plan: ForwardPlan) -> list[bytes]:
-        """Free what the plan frees, and compute its layers; returns the digests of images with features not finite."""
+        """Free what the plan frees, and compute its layers; returns the digests of images with non-finite features."""
         for digest in plan.freed_images:
             self._encodings.pop(digest, None)
             self._features.pop(digest, None)

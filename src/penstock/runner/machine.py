@@ -1,7 +1,7 @@
 """Detects the device, cores and memory that this process may use."""
 
 from penstock import native
-from penstock.config.memory import Machine
+from penstock.config.machine import Machine
 from penstock.errors import ConfigError
 from penstock.runner.torch_device import free_gpu_memory, num_gpus
 from penstock.system.extras import require_torch

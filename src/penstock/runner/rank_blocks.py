@@ -68,8 +68,8 @@ class PartOfRank:
         while done < self.nbytes:
             own = _Area(here.ctypes.data + done, self.nbytes - done)
             other = _Area(self.address + block * self.stride + done, self.nbytes - done)
-            one, no_flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
-            moved = move(ctypes.c_int(self.pid), ctypes.byref(own), one, ctypes.byref(other), one, no_flags)
+            num_parts, no_flags = ctypes.c_ulong(1), ctypes.c_ulong(0)
+            moved = move(ctypes.c_int(self.pid), ctypes.byref(own), num_parts, ctypes.byref(other), num_parts, no_flags)
             if moved <= 0:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
             done += moved

@@ -11,7 +11,7 @@ class Group(Protocol):
 
     @property
     def collective(self) -> Collective:
-        """The operations by which layers exchange columns and rows."""
+        """Layers' operations for exchanging columns and rows."""
         ...
 
     def share(self, message: bytes) -> bytes:

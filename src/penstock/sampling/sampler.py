@@ -24,7 +24,7 @@ The four penalties read the counts that `SlotStates` keeps, and change a row in 
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Generic
 
 import numpy as np
@@ -243,7 +243,8 @@ class Sampler(Generic[A]):
             before any control; None for rows that did not ask or failed.
         """
         state = self._states.assign(batch)
-        with processed(self._ops, logits, batch, self._states, state):
+        is_changed = batch.mask is not None or state.changes_logits
+        with processed(self._ops, logits, batch, self._states, state) if is_changed else nullcontext():
             tokens: list[int] = _choose(self._ops, logits, batch, state).tolist()
             result = StepResult([*tokens])
             for row, token in enumerate(tokens):

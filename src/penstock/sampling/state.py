@@ -83,6 +83,11 @@ class BatchState(NamedTuple):
     logprobs: list[tuple[int, int]]
     """(row, number of top alternatives) of the rows that return log-probabilities."""
 
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a control of a row changes single logits."""
+        return bool(self.biased or self.penalized or self.banned or self.first_ends or self.masked or self.transcripts)
+
 
 class SlotStates:
     """The sampling state of each slot."""

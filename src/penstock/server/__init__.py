@@ -7,6 +7,6 @@ Tested elsewhere: tests of a dialect are `tests/server/test_openai.py`, `tests/s
 dialect's; `encoding`: `tests/server/test_encoders.py`; `health` and `http`: `tests/server/test_serve.py`; `origins`:
 `tests/server/test_client_paths.py`; `ray_serve`: `tests/e2e/test_ray_serve.py`; `request_account`:
 `tests/server/test_limits.py`, `tests/server/test_call_context.py`; `dialects`: `tests/server/test_dialects_doc.py`;
-`streams`: `tests/server/test_dialect.py`; `logprobs`: `tests/server/test_openai.py`; `image_parts`:
+`serving` and `streams`: `tests/server/test_dialect.py`; `logprobs`: `tests/server/test_openai.py`; `image_parts`:
 `tests/server/test_images.py`.
 """

@@ -114,8 +114,8 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                if (ignored := context.ignored_header()) is not None:
-                    MutableHeaders(scope=message)[IGNORED] = ignored
+                if context.ignored:
+                    MutableHeaders(scope=message)[IGNORED] = context.ignored_header()
                 if self._tracer is not None and span is not None:
                     MutableHeaders(scope=message).update(self._tracer.headers(span))
             await send(message)

@@ -16,7 +16,6 @@ from penstock.server.call_context import PUBLIC_PATHS
 from penstock.server.call_limits import CallLimits
 from penstock.server.client_paths import ClientPaths
 from penstock.server.config import ServerConfig, Takes
-from penstock.server.dialect import Serving
 from penstock.server.dialects import add_dialects
 from penstock.server.exposition import CONTENT_TYPE, OneOf, PenstockNames, VllmNames, expose, process_collectors
 from penstock.server.health import add_health
@@ -24,6 +23,7 @@ from penstock.server.keys import KeyRing
 from penstock.server.openai import adapters
 from penstock.server.origins import Origins
 from penstock.server.pages import add_docs
+from penstock.server.serving import Serving
 from penstock.server.web_page import add_web_page
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Base classes of request bodies in all dialects.
 
-A field with an unsupported value is refused by name (`NOT_OBEYED`, with the neutral values that are accepted). A field
+A field with an unsupported value is refused by name (`UNSUPPORTED`, with the neutral values that are accepted). A field
 that cannot change the answer is accepted (`WITHOUT_EFFECT`). An unknown field is refused if it looks like a typo, and
 otherwise accepted. `ignored_fields` lists the fields accepted without effect, which the answer's header names. Null
 means that the field is absent, in every object. Strings must be valid Unicode; in a conversation they are repaired.
@@ -35,7 +35,8 @@ from penstock.server.errors import refused_field
 T = TypeVar("T")
 
 
-Neutral = dict[str, tuple[Any, ...]]
+IgnoredValues = dict[str, tuple[Any, ...]]
+"""Unsupported fields, with the values that are accepted because they have no effect."""
 Many = Annotated[list[T], Field(fail_fast=True)]
 """A list whose validation stops at its first invalid item: a million of them must not cost a million errors."""
 
@@ -66,7 +67,7 @@ class Body(BaseModel):
 
     model_config = _TYPES
 
-    NOT_OBEYED: ClassVar[Neutral] = {}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {}
     """Known fields that are refused, with the values that are accepted because they have no effect."""
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
     """Known fields that cannot change the answer; any value is accepted."""
@@ -90,7 +91,9 @@ class Body(BaseModel):
         data = _without_nulls(data)
         others = [name for name in data if name not in cls._supported]
         hints = tuple(name for name in others if name in cls.WITHOUT_EFFECT)
-        unknown = cls._check_others([name for name in others if name not in cls.WITHOUT_EFFECT], data)
+        unknown: tuple[str, ...] = ()
+        if len(others) > len(hints):
+            unknown = cls._check_others([name for name in others if name not in hints], data)
         for name in cls._integers & data.keys():
             data[name] = _as_integer(data[name])
         made = handler(data)
@@ -102,9 +105,9 @@ class Body(BaseModel):
         """Return the unknown fields. Raises for an unsupported value of a known one, or a typo of a known name."""
         unknown = []
         for name in names:
-            if name in cls.NOT_OBEYED:
-                if not _is_one_of(data[name], cls.NOT_OBEYED[name]):
-                    raise refused_field(name, f"{{}} is not supported here{_neutral(cls.NOT_OBEYED[name])}")
+            if name in cls.UNSUPPORTED:
+                if not _is_one_of(data[name], cls.UNSUPPORTED[name]):
+                    raise refused_field(name, f"{{}} is not supported here{_neutral(cls.UNSUPPORTED[name])}")
                 continue
             name = str(name)[:_LONGEST_NAME]
             if close := _close_to(name, cls):
@@ -182,7 +185,7 @@ def _close_to(name: str, cls: type[Body]) -> str | None:
     """The known field that an unknown name probably misspells (`topK` for `top_k`); None for ids."""
     if re.search(r"_ids?$|Ids?$", name):
         return None
-    plain = {_plain(known): known for known in sorted(cls.model_fields.keys() | cls.NOT_OBEYED.keys())}
+    plain = {_plain(known): known for known in sorted(cls.model_fields.keys() | cls.UNSUPPORTED.keys())}
     near = [known for known in plain if abs(len(known) - len(_plain(name))) <= _TYPO_LENGTH]
     close = difflib.get_close_matches(_plain(name), near, n=1, cutoff=_TYPO)
     return plain[close[0]] if close else None
@@ -202,7 +205,7 @@ def check_text(text: str, field: str) -> str:
     Raises:
         InvalidRequestError: it contains an unpaired surrogate, which is valid in JSON but not in text.
     """
-    if not _is_text(text):
+    if not text.isascii() and not _is_text(text):
         raise InvalidRequestError(f"{field} contains an unpaired surrogate, so it is not text", field)
     return text
 

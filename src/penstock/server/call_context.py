@@ -80,8 +80,8 @@ class CallContext:
         if self.model_use is not None:
             self.model_use.end()
 
-    def ignored_header(self) -> str | None:
-        """Value of the header that names the ignored fields; None if there are none."""
+    def ignored_header(self) -> str:
+        """Value of the header that names the ignored fields."""
         names: list[str] = []
         length = 0
         for name in self.ignored:
@@ -89,7 +89,7 @@ class CallContext:
             if length > _LONGEST_HEADER:
                 return ", ".join([*names, "..."])
             names.append(name if _TOKEN.fullmatch(name) else ascii(name))
-        return ", ".join(names) or None
+        return ", ".join(names)
 
     def record_failure(self, reply: ErrorReply) -> None:
         """Record the error with which the call, or its stream, ends."""

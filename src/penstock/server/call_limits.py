@@ -211,14 +211,12 @@ class CallLimits:
 
 def _enter_headers(context: CallContext, holder: KeyHolder, headers: Headers) -> None:
     context.key, context.caller = holder.key.name, holder.caller
-    context.queue_timeout = _queue_timeout(headers)
+    if (seconds := headers.get(QUEUE_TIMEOUT)) is not None:
+        context.queue_timeout = _queue_timeout(seconds)
     context.last_event_id = headers.get("last-event-id")
 
 
-def _queue_timeout(headers: Headers) -> float | None:
-    given = headers.get(QUEUE_TIMEOUT)
-    if given is None:
-        return None
+def _queue_timeout(given: str) -> float:
     try:
         seconds = float(given) if given.isascii() and "_" not in given else 0.0  # not Python's other notations
     except ValueError:

@@ -53,7 +53,7 @@ class CallSoFar(TypedDict):
 async def look_up(name: str, context: ContextOf, serving: ServingOf, find_engine: FindEngine = None) -> CallSoFar:
     """The result or the progress of a call, by the id in its answer or the `x-request-id` that came with it."""
     engine = serving.engine if find_engine is None else await find_engine(name)
-    found = await engine.look_up(name, context.caller.tenant)
+    found = await engine.journaled_calls.look_up(name, context.caller.tenant)
     if not found:
         hint = "" if engine.journaled else ": the server keeps none without --journal"
         raise RequestNotFoundError(f"there is no request {name!r} here{hint}", "id")

@@ -1,12 +1,13 @@
-"""Conversations of any chat dialect: from what a body says to a prompt, parameters and the parsers of the answers."""
+"""Conversations of any chat dialect: from a body to the prompt, the parameters and the parsers of the answers."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.api.sampling_params import SamplingParams
-from penstock.frontend.client import Accepted
 from penstock.frontend.input_processor import ImagePrompt, check_generates
+from penstock.frontend.open_requests import Accepted
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain
 from penstock.server.body import renamed_params
 from penstock.server.dialect import Call
@@ -20,7 +21,7 @@ class Prepared:
     prompt: ImagePrompt
     params: SamplingParams
     parsers: Parsers
-    guarded: bool
+    enforced: bool
     """Whether the grammar is that of the tools alone, so that errors name `tools`."""
 
 
@@ -41,7 +42,7 @@ async def accept_conversation(
         InvalidRequestError: as `prepare`, or the engine could not serve it.
     """
     asked = await prepare(call, read, params)
-    with renamed_params({"structured": "tools"} if asked.guarded else {}):
+    with renamed_params({"structured": "tools"} if asked.enforced else {}):
         accepted = await call.accept_prompt(
             asked.prompt.token_ids,
             asked.params,
@@ -67,12 +68,15 @@ async def prepare(
     """
     check_generates(call.engine.info)
     known, tokenizer = call.chat_format, call.engine.prompts.need_tokenizer()
-    conversation = await call.off_loop_if_large(functools.partial(read, known))
+
+    def read_input() -> tuple[Conversation, list[dict[str, Any]], list[dict[str, Any]] | None]:
+        conversation = read(known)
+        return conversation, *conversation.template_input(known)
+
+    conversation, messages, template_tools = await call.off_loop_if_large(read_input)
     tools = conversation.tools
-    call.ignore(*conversation.ignored)
-    messages, template_tools = await call.off_loop_if_large(
-        lambda: (conversation.template_messages(known), conversation.template_tools(known))
-    )
+    if conversation.ignored:
+        call.ignore(*conversation.ignored)
     messages, sources = take_images(messages) if known.takes_images or known.takes_sounds else (messages, [])
     if sources:
         prompt = await call.encode_images(messages, sources, template_tools, conversation, wants_pixels=wants_pixels)
@@ -88,7 +92,7 @@ async def prepare(
                 )
             )
     token_ids = prompt.token_ids
-    guarded = tools.guarded and (params.structured is None or tools.choice == "required")
-    with renamed_params({"structured": "tools"} if guarded else {}):
+    enforced = tools.enforced and (params.structured is None or tools.choice == "required")
+    with renamed_params({"structured": "tools"} if enforced else {}):
         params = await call.off_loop_if_large(functools.partial(constrain, params, known, tokenizer, token_ids, tools))
-    return Prepared(prompt, params, Parsers(known, tokenizer, token_ids, tools), guarded)
+    return Prepared(prompt, params, Parsers(known, tokenizer, token_ids, tools), enforced)

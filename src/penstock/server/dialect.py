@@ -9,7 +9,6 @@ wire format, and the shape of its errors. This module has everything in between,
 import asyncio
 import contextlib
 import functools
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -20,20 +19,20 @@ from starlette.responses import Response
 
 from penstock.api.request import Adapter, CompletionOutput, ErrorReason, FinishReason, Image, RequestOutput
 from penstock.api.sampling_params import SamplingParams
-from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, ModelNotFoundError, PenstockError, shown
-from penstock.frontend.client import Accepted, AsyncEngine
+from penstock.errors import ClientGoneError, EngineError, InvalidRequestError, PenstockError, shown
 from penstock.frontend.input_processor import ImagePrompt
-from penstock.frontend.open_requests import Series
+from penstock.frontend.open_requests import Accepted, Series
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.frontend.recovery.stream_cursor import Origin, StreamCursor
 from penstock.frontend.request_stream import RequestStream
 from penstock.frontend.text_encoding import EncodedText
-from penstock.parsers.conversation import ChatFormat, Conversation, format_of
+from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.config import seconds_of
 from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
+from penstock.server.serving import ANY_MODEL, Serving, unknown_model
 from penstock.server.streams import Answer, EventStream, Frame, stream_answer
 from penstock.text.content import ImageSource
 
@@ -45,80 +44,6 @@ T = TypeVar("T")
 _TEXTS_AT_ONCE = 64
 _TOKEN_BYTES, _LOGPROB_BYTES = 4, 64
 """Estimated bytes of an answer's body per token and per log-probability."""
-ANY_MODEL = ("tgi", "dummy")
-"""Model names that Hugging Face's clients send to a server given by its address."""
-
-
-MAX_NAMES = 256
-"""Maximum names of the served model."""
-
-
-class Serving:
-    """An engine, and the names of its model."""
-
-    def __init__(
-        self,
-        engine: AsyncEngine,
-        model_names: Sequence[str],
-        recent_responses: RecentResponses,
-        resumable_streams: bool = False,
-    ) -> None:
-        """
-        Args:
-            model_names: the model's names for clients; answers to calls that name none have the first.
-            recent_responses: responses stored for `previous_response_id`.
-            resumable_streams: whether stream event ids contain what another server needs to resume the stream.
-        """
-        self.engine = engine
-        self.model_names = tuple(model_names)
-        self.recent_responses = recent_responses
-        self.resumable_streams = resumable_streams
-        self.created = int(time.time())
-
-    def has_name(self, name: str) -> bool:
-        """Whether the model, or an adapter of it, has this name."""
-        return name in self.model_names or self.engine.adapters.find(name) is not None
-
-    def add_name(self, name: str, field: str) -> None:
-        """Serve the model under one more name, until the server ends.
-
-        Args:
-            field: the field of the name, for errors.
-
-        Raises:
-            InvalidRequestError: an adapter has this name, or there are too many names.
-        """
-        if name in self.model_names:
-            return
-        if self.engine.adapters.find(name) is not None:
-            raise InvalidRequestError(f"{field}: an adapter has the name {name!r}: choose another", field)
-        if len(self.model_names) >= MAX_NAMES:
-            raise InvalidRequestError(f"{field}: the model has {MAX_NAMES} names already: delete some", field)
-        self.model_names = (*self.model_names, name)
-
-    def remove_name(self, name: str, field: str) -> bool:
-        """Remove a name that was added; returns whether there was one.
-
-        Raises:
-            InvalidRequestError: it is the model's own name.
-        """
-        if name == self.model_names[0]:
-            raise InvalidRequestError(f"{field}: {name!r} is the served model itself: stop the server instead", field)
-        found = name in self.model_names
-        self.model_names = tuple(other for other in self.model_names if other != name)
-        return found
-
-    @functools.cached_property
-    def chat_format(self) -> ChatFormat:
-        """The format of the model's answers."""
-        tokenizer = self.engine.tokenizer
-        known = format_of("" if tokenizer is None else tokenizer.chat_template_source)
-        return replace(
-            known,
-            takes_images=self.engine.takes_images,
-            takes_sounds=self.engine.takes_sounds,
-            encoder_note=self.engine.info.encoder_note,
-        )
 
 
 class Call:
@@ -416,9 +341,9 @@ class Call:
             EngineError: it has failed, or was aborted.
         """
         name = accepted[0].request.request_id
-        if not self.engine.journaled or not await self.engine.look_up(name, self.tenant):
+        if not self.engine.journaled or not await self.engine.journaled_calls.look_up(name, self.tenant):
             return None
-        return await self._results(await self.engine.reopen(name, accepted), watched=watched)
+        return await self._results(await self.engine.journaled_calls.reopen(name, accepted), watched=watched)
 
     async def _results(self, request_stream: RequestStream, *, watched: bool) -> list[RequestOutput]:
         self._context.request_stream = request_stream
@@ -481,7 +406,8 @@ class Call:
         request_stream = self.engine.open(
             accepted, stream=stream, queue_timeout=timeout, alias=alias, begun=begun, series=series
         )
-        await self.engine.recorded(accepted)
+        if self.engine.journaled:
+            await self.engine.journaled_calls.recorded(accepted)
         return request_stream
 
     async def _open_stream(
@@ -515,7 +441,7 @@ class Call:
         """Resume a call: from the journal or, if another server began it, by recomputing it."""
         origin = cursor.origin()
         try:
-            return await self.engine.reopen(cursor.call, accepted)
+            return await self.engine.journaled_calls.reopen(cursor.call, accepted)
         except InvalidRequestError:
             if origin is None:
                 raise
@@ -526,12 +452,6 @@ class Call:
             )
         again = [_with_seed(item, seed) for item, seed in zip(accepted, origin.seeds, strict=True)]
         return await self._open(again, stream=True, begun=origin.arithmetics)
-
-
-def unknown_model(name: str, names: Sequence[str], also: str = "") -> ModelNotFoundError:
-    """The error for a model that is not among those of these names; `also`: what else there is."""
-    known = " or ".join(map(repr, names))
-    return ModelNotFoundError(f"the model {name!r} is not served here; {known} is{also}", "model")
 
 
 def _size_of(output: RequestOutput) -> int:

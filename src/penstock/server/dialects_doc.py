@@ -139,7 +139,7 @@ def _section(title: str, body: type[Body]) -> Iterator[str]:
         yield from ("", "Checked, but without effect, as with TGI: " + ", ".join(others) + ".")
     if body.WITHOUT_EFFECT - body.model_fields.keys():
         yield from ("", f"Without effect: {', '.join(f'`{name}`' for name in sorted(body.WITHOUT_EFFECT))}.")
-    refused = [f"`{name}`{_unless(values)}" for name, values in sorted(body.NOT_OBEYED.items())]
+    refused = [f"`{name}`{_unless(values)}" for name, values in sorted(body.UNSUPPORTED.items())]
     if refused:
         yield from ("", "Refused: " + ", ".join(refused) + ".")
 

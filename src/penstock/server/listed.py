@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.fleet.model_broker import ModelStatus
 from penstock.frontend.limits import Caller
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import Serving
+from penstock.server.serving import Serving
 
 if TYPE_CHECKING:
     from penstock.frontend.served_model import ServedModel

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from penstock.checkpoint.checkpoint import find_on_disk, weights_size
 from penstock.checkpoint.gguf.file import is_gguf, is_model_name, model_name, parts_of
+from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import parse_bytes
 from penstock.errors import CheckpointError, ConfigError, shown
 from penstock.fleet.model_broker import ModelBroker, PlanModel, reservation
 from penstock.server.config import ServerConfig, seconds_of

@@ -14,8 +14,8 @@ from penstock.frontend.served_model import ServedModel
 from penstock.frontend.served_models import ServedModels
 from penstock.server.body_route import CheckedRequest
 from penstock.server.call_context import CallContext
-from penstock.server.dialect import ANY_MODEL, Serving, unknown_model
 from penstock.server.disconnect import cancelled_on_disconnect
+from penstock.server.serving import ANY_MODEL, Serving, unknown_model
 
 _LISTING = frozenset({"/api/copy", "/api/create"})
 """Routes with POST that need no loaded model, and know names of models that are not served."""

@@ -210,9 +210,9 @@ class Simulation:
         admitted = self._admit(request)
         if admitted is None:
             return
-        one = self._open[request.request_id] = _OpenRequest(request, arrival=arrival, admitted=admitted)
+        open_request = self._open[request.request_id] = _OpenRequest(request, arrival=arrival, admitted=admitted)
         self._progress[request.request_id] = Progress(arrival.answer)
-        self._dispatcher.add_request(one)
+        self._dispatcher.add_request(open_request)
         self._hand_over()
 
     def _admit(self, request: Request) -> Admitted | None:
@@ -233,8 +233,10 @@ class Simulation:
 
     def _hand_over(self) -> None:
         for replica, due in self._dispatcher.due():
-            one = self._open[due.request_id]
-            self._engines[replica].add_request(one.request, (one.tokens,) if one.tokens else ())
+            open_request = self._open[due.request_id]
+            self._engines[replica].add_request(
+                open_request.request, (open_request.tokens,) if open_request.tokens else ()
+            )
 
     def _expire(self, request_id: str) -> None:
         replica = self._open[request_id].replica
@@ -244,17 +246,17 @@ class Simulation:
             self._engines[replica].expire(request_id)
 
     def _end(self, request_id: str, refusal: str | None = None) -> None:
-        one = self._open.pop(request_id)
+        open_request = self._open.pop(request_id)
         del self._progress[request_id]
-        self._dispatcher.remove_request(one, [] if refusal else [one.arrival.answer])
-        self._admission.left(one.admitted)
+        self._dispatcher.remove_request(open_request, [] if refusal else [open_request.arrival.answer])
+        self._admission.left(open_request.admitted)
         if refusal is not None:
             self._outcome.refused[refusal] += 1
             return
-        now, arrival = self._clock.now, one.arrival
-        assert one.first_token is not None, "an answer is whole that has not begun"
-        self._outcome.first_tokens.append(one.first_token - one.request.arrival)
-        self._outcome.ends.append(now - one.request.arrival)
+        now, arrival = self._clock.now, open_request.arrival
+        assert open_request.first_token is not None, "an answer is whole that has not begun"
+        self._outcome.first_tokens.append(open_request.first_token - open_request.request.arrival)
+        self._outcome.ends.append(now - open_request.request.arrival)
         self._outcome.prompt_tokens += len(arrival.prompt)
         self._outcome.answer_tokens += len(arrival.answer)
         following = arrival.follow(now) if arrival.follow is not None else None
@@ -277,34 +279,34 @@ class Simulation:
 
     def _take(self, engine: SimulatedEngine, output: SequenceOutput) -> bool:
         """Record an output; returns whether the engine may take another request: after a first or a last output."""
-        one = self._open[output.request_id]
-        is_first, is_last = one.first_token is None, output.finish_reason is not None
-        one.steps_reported += 1
-        if one.steps_reported <= REPORTED_STEPS or is_last or self._dispatcher.num_queued:
-            self._record(engine, one, output)
+        open_request = self._open[output.request_id]
+        is_first, is_last = open_request.first_token is None, output.finish_reason is not None
+        open_request.steps_reported += 1
+        if open_request.steps_reported <= REPORTED_STEPS or is_last or self._dispatcher.num_queued:
+            self._record(engine, open_request, output)
         if output.error_reason is ErrorReason.EXPIRED:
             self._end(output.request_id, "waited too long")
             return True
         if is_first:
-            one.first_token = self._clock.now
+            open_request.first_token = self._clock.now
             self._outcome.cached_tokens += output.num_cached_tokens
-            self._admission.output(one.admitted, 1)
+            self._admission.output(open_request.admitted, 1)
         if is_last:
             self._end(output.request_id)
-        return one.steps_reported == 1 or is_last
+        return open_request.steps_reported == 1 or is_last
 
     def ran(self, engine: SimulatedEngine, num_steps: int) -> None:
         """See `Listener`; charges tenants for their tokens and marks requests as proven."""
         others_wait = self._dispatcher.num_queued and len(self._engines) > 1
         for seq in engine.scheduler.running if num_steps else ():
-            one = self._open[seq.request_id]
-            if others_wait or one.steps_reported < REPORTED_STEPS:
-                one.steps_reported += num_steps
-                self._record(engine, one, SequenceOutput(seq.request_id, 0, [0] * num_steps))
+            open_request = self._open[seq.request_id]
+            if others_wait or open_request.steps_reported < REPORTED_STEPS:
+                open_request.steps_reported += num_steps
+                self._record(engine, open_request, SequenceOutput(seq.request_id, 0, [0] * num_steps))
 
-    def _record(self, engine: SimulatedEngine, one: _OpenRequest, output: SequenceOutput) -> None:
+    def _record(self, engine: SimulatedEngine, open_request: _OpenRequest, output: SequenceOutput) -> None:
         replica = self._dispatcher.replicas[engine.replica]
-        self._dispatcher.record_output(replica, one, output, engine.counts.steps)
+        self._dispatcher.record_output(replica, open_request, output, engine.counts.steps)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -139,14 +139,18 @@ def table(summaries: Sequence[Summary], width: int | None = None) -> str:
     return "\n\n".join("\n".join(_aligned(list(zip(headings, *part, strict=True)))) for part in parts)
 
 
-def _cells(one: Summary) -> list[str]:
-    cells = [str(one.engines), one.router, str(one.max_num_batched_tokens), str(one.max_num_seqs)]
-    for spread in (one.ttft, one.itl, one.e2e):
+def _cells(summary: Summary) -> list[str]:
+    cells = [str(summary.engines), summary.router, str(summary.max_num_batched_tokens), str(summary.max_num_seqs)]
+    for spread in (summary.ttft, summary.itl, summary.e2e):
         cells += [_shown(getattr(spread, share)) for share in _SHOWN]
-    cells += [f"{one.answer_tokens_per_second:,.0f}", f"{100 * one.hit_rate:.0f}%", f"{100 * one.busy:.0f}%"]
-    cells.append(str(sum(one.refused.values())))
-    if one.cost is not None and one.cost_per_million is not None:
-        cells += [f"{one.cost:,.2f}", f"{one.cost_per_million:,.2f}"]
+    cells += [
+        f"{summary.answer_tokens_per_second:,.0f}",
+        f"{100 * summary.hit_rate:.0f}%",
+        f"{100 * summary.busy:.0f}%",
+    ]
+    cells.append(str(sum(summary.refused.values())))
+    if summary.cost is not None and summary.cost_per_million is not None:
+        cells += [f"{summary.cost:,.2f}", f"{summary.cost_per_million:,.2f}"]
     return cells
 
 

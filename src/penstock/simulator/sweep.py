@@ -102,4 +102,4 @@ def cheapest(summaries: Sequence[Summary], objectives: Sequence[Objective]) -> S
         for summary in summaries
         if not summary.refused.keys() - {TOO_LONG} and all(objective.is_met(summary) for objective in objectives)
     ]
-    return min(fit, key=lambda one: (one.engines, one.ttft.p90), default=None)
+    return min(fit, key=lambda summary: (summary.engines, summary.ttft.p90), default=None)

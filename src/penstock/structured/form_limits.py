@@ -1,4 +1,4 @@
-"""The size of a form that an answer may be asked to have, and the error for one that cannot be enforced."""
+"""The maximum size of a requested schema or grammar, and the error for one that cannot be enforced."""
 
 from penstock.api.sampling_params import MAX_FORM_CHARACTERS, Structured
 from penstock.errors import InvalidRequestError

@@ -9,7 +9,7 @@ from penstock.system.packed_file import PackedFile
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a model is loaded with; by default nothing was prepared."""
+    """What was prepared for loading a model; by default nothing."""
 
     allocator: Allocator = field(default_factory=Allocator)
     """Allocates the memory of weights, caches and states."""

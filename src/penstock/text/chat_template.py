@@ -259,12 +259,12 @@ class _Process:
             EngineError: the process cannot be started, or was killed twice in a row.
         """
         text = self._attempt(frame)
-        return _needed(self._attempt(frame) if text is None else text)
+        return _needed(self._attempt(frame)) if text is None else text
 
     async def render_from_loop(self, frame: bytes) -> str:
         """Like `render`, without blocking the event loop."""
         text = await self._attempt_from_loop(frame)
-        return _needed(await self._attempt_from_loop(frame) if text is None else text)
+        return _needed(await self._attempt_from_loop(frame)) if text is None else text
 
     def _attempt(self, frame: bytes) -> str | None:
         """Ask the process to render; None if it ended for a reason other than the conversation."""
@@ -284,7 +284,9 @@ class _Process:
     async def _attempt_from_loop(self, frame: bytes) -> str | None:
         import asyncio
 
-        worker = self.running() if self._worker else await asyncio.to_thread(self.running)
+        worker = self._worker
+        if worker is None:
+            worker = await asyncio.to_thread(self.running)
         try:
             answer = await worker.ask_from_loop(frame, longest=_longest_answer(frame), patience=PATIENCE)
         except WorkerEndedError as error:

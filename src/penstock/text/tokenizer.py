@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Encoding
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from penstock.checkpoint.checkpoint import read_json, read_text
@@ -31,18 +31,17 @@ from penstock.errors import CheckpointError, InvalidRequestError, shown
 from penstock.system.worker_process import WorkerProcess
 from penstock.text.byte_alphabet import BYTE_OF
 from penstock.text.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplates, OffLoop
+from penstock.text.special_tokens import add_missing_tokens, special_tokens, splits_special
 from penstock.text.tokenizer_trial import try_tokenizer
 
 logger = logging.getLogger(__name__)
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_BYTES = 64 * 2**20
 """Maximum bytes of tokenizer.json; the largest in use have 35 MB."""
 _UNTRIED_BYTES = 512 * 2**10
 """Bytes of a tokenizer.json up to which loading it is certain to take at most some 200 MB."""
 _OTHER_FORMS = ("vocab.json", "vocab.txt")
 """Files of forms that are not read, or not alone."""
-_FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 _UNPAIRED_SURROGATE = "the text is not valid Unicode: it contains an unpaired surrogate"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -116,12 +115,12 @@ class Tokenizer:
             converted = convert(source)
             backend = converted.backend
             config = {**converted.special, **config}
-        special = {name: text for name in _SPECIAL if (text := _special_token(config, name, folder)) is not None}
+        special = special_tokens(config, folder)
         recipe = recipe_of(folder)
         chosen = _chosen_template(chat_template, recipe)
         templates = _template_sources(folder, config) if chosen is None else {"default": chosen}
         try:
-            _add_missing_tokens(backend, config, special)
+            add_missing_tokens(backend, config, special)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"tokenizer_config.json in {folder} lists tokens in a form that is not known: "
@@ -129,7 +128,7 @@ class Tokenizer:
             ) from error
         if converted is not None:
             put_around(converted, source, special)
-        backend.encode_special_tokens = _splits_special(config, folder)
+        backend.encode_special_tokens = splits_special(config, folder)
         return cls(backend, ChatTemplates(templates, special), special.get("eos_token"), recipe)
 
     @classmethod
@@ -420,16 +419,6 @@ def _tokenizer_config(folder: Path) -> dict[str, Any]:
     return read_json(folder / "tokenizer_config.json") or {}
 
 
-def _splits_special(config: Mapping[str, Any], folder: Path) -> bool:
-    """Whether special tokens in a text are tokenised as ordinary text (`split_special_tokens`)."""
-    splits = config.get("split_special_tokens")
-    if splits not in (None, True, False):
-        raise CheckpointError(
-            f"split_special_tokens in tokenizer_config.json of {folder} must be true or false, not {shown(splits)}"
-        )
-    return bool(splits)
-
-
 def _chosen_template(option: str | None, recipe: Recipe | None) -> str | None:
     """The template that replaces the checkpoint's, if any: the option's, or that of a created model."""
     return recipe.template if option is None and recipe is not None else option
@@ -456,48 +445,6 @@ def _decoder_state(backend: Backend) -> str:
         return ""
     state: bytes = backend.decoder.__getstate__()
     return json.dumps(json.loads(state), ensure_ascii=False)
-
-
-def _content(token: Any) -> str | None:
-    """The text of a special token, a string or an object in the config."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _special_token(config: Mapping[str, Any], name: str, folder: Path) -> str | None:
-    text = _content(config.get(name))
-    if text is None and config.get(name) is not None:
-        raise CheckpointError(
-            f"{name} in tokenizer_config.json of {folder} must be a text, or an object with its text as content, not "
-            f"{shown(config[name])}"
-        )
-    return text
-
-
-def _add_missing_tokens(backend: Backend, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Tokens that the configs name and tokenizer.json lacks, in the order of their ids; special ones are marked so."""
-    listed = config.get("added_tokens_decoder") or {}
-    names = [*special.values(), *_extra_special(config)]
-    present = backend.get_added_tokens_decoder().values()
-    known, marked = {token.content for token in present}, {token.content for token in present if token.special}
-    missing = []
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        flags = {key: value for key, value in entry.items() if key in _FLAGS}
-        if flags["content"] not in known:
-            flags["special"] = bool(flags.get("special")) or flags["content"] in names
-            missing.append(AddedToken(**flags))
-            marked.add(flags["content"])
-    backend.add_tokens(missing)  # at once: each call takes time in proportion to all tokens
-    backend.add_special_tokens(
-        [AddedToken(name, special=True, normalized=False) for name in names if name not in marked]
-    )
-
-
-def _extra_special(config: Mapping[str, Any]) -> list[str]:
-    listed = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    tokens = listed.values() if isinstance(listed, Mapping) else listed
-    return [text for token in tokens if (text := _content(token)) is not None]
 
 
 def _template_sources(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

@@ -39,7 +39,7 @@ def read(folder, config=CONFIG, header=HEADER, values=bytes(384), dtype="float32
 
 
 def test_a_sound_adapter_is_read(tmp_path):
-    assert [one.scale for one in read(tmp_path).maps] == [2.0]
+    assert [lora_map.scale for lora_map in read(tmp_path).maps] == [2.0]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def read_experts(folder, shapes, *, model=MIXTURE, **changes):
     save_file(tensors, folder / WEIGHTS_FILE)
     config = CONFIG | {"target_modules": [], "target_parameters": ["experts.down_proj"]} | changes
     (folder / CONFIG_FILE).write_text(json.dumps(config))
-    return [(one.part, one.swapped, one.rank) for one in read_adapter("a", str(folder), model).maps]
+    return [(lora_map.part, lora_map.swapped, lora_map.rank) for lora_map in read_adapter("a", str(folder), model).maps]
 
 
 STACKED = {f"{EXPERTS}.lora_A.weight": (8, 6), f"{EXPERTS}.lora_B.weight": (8, 8)}

@@ -89,7 +89,7 @@ def test_a_saved_conversation_is_an_openai_request_and_loads_as_it_was(tmp_path:
     ask(session, "grüße\nan alle")
     before = session.conversation
     assert run_command(session, f"/save {file}").text.startswith("saved 3 messages")
-    assert [one["role"] for one in json.loads(file.read_text())["messages"]] == ["system", "user", "assistant"]
+    assert [message["role"] for message in json.loads(file.read_text())["messages"]] == ["system", "user", "assistant"]
     run_command(session, "/reset")
     run_command(session, f"/load {file}")
     assert session.conversation == before

@@ -43,8 +43,8 @@ def llm(folder):
 def told(output):
     about = json.loads(output.outputs[0].text)
     assert about["sound"]
-    assert output.num_image_tokens == sum(one[2] * one[3] for one in about["images"])
-    return [tuple(one[4]) for one in about["images"]]
+    assert output.num_image_tokens == sum(image[2] * image[3] for image in about["images"])
+    return [tuple(image[4]) for image in about["images"]]
 
 
 def chat_of(*parts):

@@ -96,10 +96,10 @@ def test_pictures_equal_those_of_transformers_bit_for_bit(name, tmp_path):
         image = picture_of(*size)
         layout = layout_of(*size, image_input)
         pictures = cut(image, layout, image_input.resample)
-        assert [(one.height, one.width) for one in pictures] == layout.sizes
-        ours = [floats_of(one, image_input) for one in pictures]
+        assert [(picture.height, picture.width) for picture in pictures] == layout.sizes
+        ours = [floats_of(picture, image_input) for picture in pictures]
         theirs = processor(images=[image], return_tensors="np")
-        values, num_tokens = theirs["pixel_values"], sum(np.prod(grid_of(one, image_input)) for one in layout.sizes)
+        values, num_tokens = theirs["pixel_values"], sum(np.prod(grid_of(size, image_input)) for size in layout.sizes)
         if name == "qwen":
             ours, values = qwen_patches(ours[0], 8), np.asarray(values)
             assert num_tokens * 4 == len(values)
@@ -127,7 +127,8 @@ def pillow_for_torchvision(monkeypatch):
     def resize(_, images, size, resample=None, **__):
         filter = Image.Resampling(resample)
         made = [
-            Image.fromarray(one.permute(1, 2, 0).numpy()).resize((size.width, size.height), filter) for one in images
+            Image.fromarray(image.permute(1, 2, 0).numpy()).resize((size.width, size.height), filter)
+            for image in images
         ]
         return torch.stack([torch.from_numpy(np.array(one)).permute(2, 0, 1) for one in made])
 
@@ -162,8 +163,8 @@ def read_input(folder, config, settings):
 def pieces_of(size, image_input):
     layout = layout_of(*size, image_input)
     pictures = cut(picture_of(*size), layout, image_input.resample)
-    assert [(one.height, one.width) for one in pictures] == layout.sizes
-    return layout, [np.asarray(one) for one in pictures]
+    assert [(picture.height, picture.width) for picture in pictures] == layout.sizes
+    return layout, [np.asarray(picture) for picture in pictures]
 
 
 def test_pictures_of_llama_4_equal_those_of_transformers_bit_for_bit(pillow_for_torchvision, tmp_path):
@@ -177,7 +178,9 @@ def test_pictures_of_llama_4_equal_those_of_transformers_bit_for_bit(pillow_for_
         layout, pictures = pieces_of(size, image_input)
         theirs = processor._preprocess([torch.from_numpy(np.array(picture_of(*size))).permute(2, 0, 1)], **given)
         assert theirs["aspect_ratios"][0].tolist() == [max(layout.rows, 1), max(layout.columns, 1)]
-        ours = np.stack([np.stack([floats[channel][one[:, :, channel]] for channel in range(3)]) for one in pictures])
+        ours = np.stack(
+            [np.stack([floats[channel][picture[:, :, channel]] for channel in range(3)]) for picture in pictures]
+        )
         np.testing.assert_array_equal(ours, theirs["pixel_values"][0].float().numpy())
 
 
@@ -253,7 +256,7 @@ def test_tiles_are_written_as_transformers_writes_them(tokenizer, rows):
     theirs = get_image_prompt_string(rows, columns, 4, "<fake_token_around_image>", "<image>", "<global-img>")
     assert prompt.token_ids == tokenizer.encode(f"a\n{theirs}\nb")
     placeholder = tokenizer.special_token("<image>")
-    covered = [prompt.token_ids[one.start : one.start + one.count] for one in prompt.images]
+    covered = [prompt.token_ids[image.start : image.start + image.count] for image in prompt.images]
     assert covered == [[placeholder] * 4] * (rows * columns + 1)
 
 
@@ -280,8 +283,8 @@ def test_tiles_of_other_families_are_written_as_transformers_writes_them(tokeniz
         theirs = Llama4Processor._prompt_split_image(None, (max(rows, 1), max(columns, 1)), 4)
     assert prompt.token_ids == tokenizer.encode(f"a{theirs}b")
     wanted = tokenizer.special_token(placeholder)
-    assert all(set(prompt.token_ids[one.start : one.start + one.count]) == {wanted} for one in prompt.images)
-    assert sum(one.count for one in prompt.images) == prompt.token_ids.count(wanted)
+    assert all(set(prompt.token_ids[image.start : image.start + image.count]) == {wanted} for image in prompt.images)
+    assert sum(image.count for image in prompt.images) == prompt.token_ids.count(wanted)
     assert len(prompt.images) == len(picture.parts)
 
 
@@ -304,7 +307,7 @@ def test_rows_end_with_a_break_and_the_last_with_an_end(tokenizer):
     prompt = tokens.place(tokenizer.encode("a[IMG]b[IMG]"), [Picture((Part(8, 12),)), Picture((Part(4, 4),))], "x")
     row = "[IMG]" * 3
     assert prompt.token_ids == tokenizer.encode(f"a{row}[IMG_BREAK]{row}[IMG_END]b[IMG][IMG_END]")
-    assert [(one.start, one.count) for one in prompt.images] == [(1, 7), (10, 1)]
+    assert [(image.start, image.count) for image in prompt.images] == [(1, 7), (10, 1)]
 
 
 def test_a_token_beside_each_end_may_be_the_processors(tokenizer):

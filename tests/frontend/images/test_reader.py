@@ -34,7 +34,7 @@ def test_bytes_base64_and_a_data_url_are_one_picture(reader):
         ImageSource("f", url_of(RED), is_url=True),
         ImageSource("f", f"data:;base64,{base64_of(RED)}", is_url=True),
     ]
-    first, *others = [reader.read(one) for one in forms]
+    first, *others = [reader.read(form) for form in forms]
     assert (first.parts[0].height, first.parts[0].width) == (16, 16)
     assert first.parts[0].pixels[:3] == bytes((200, 10, 30))
     assert all(one == first for one in others)

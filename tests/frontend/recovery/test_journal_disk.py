@@ -115,7 +115,7 @@ def test_what_a_full_disk_did_not_take_is_written_when_there_is_space_again(disk
         (entry,), b, open_ones = await reopened(disk.folder / "journal", read)
         assert [len(output.token_ids) for output in entry.outputs] == [1, 200_000, 1]
         assert b == []
-        assert [one.call for one in open_ones] == ["c"]
+        assert [stream.call for stream in open_ones] == ["c"]
 
     run(work)
     said = [record.message for record in caplog.records]
@@ -481,7 +481,7 @@ def test_a_journal_damaged_beyond_reading_is_kept_beside_a_new_one(tmp_path, dam
         assert len(await reopened(path, unfinished)) == 1
 
     run(work)
-    (kept,) = (one for one in tmp_path.glob("journal.damaged-*") if not one.name.endswith("-wal"))
+    (kept,) = (path for path in tmp_path.glob("journal.damaged-*") if not path.name.endswith("-wal"))
     assert kept.read_bytes() == content
     assert f"kept as {kept}" in caplog.text
     assert "all requests in it are lost" in caplog.text
@@ -508,7 +508,7 @@ def test_a_journal_with_a_damaged_header_or_schema_loses_nothing(tmp_path, how, 
     path.write_bytes(broken + content[4096:])
 
     async def read(journal):
-        assert [(one.call, len(one.outputs)) for one in journal.unfinished()] == [("a", 3), ("b", 3)]
+        assert [(entry.call, len(entry.outputs)) for entry in journal.unfinished()] == [("a", 3), ("b", 3)]
         assert len((await journal.find("c"))[0].outputs) == 3
 
     run(lambda: reopened(path, read))
@@ -550,7 +550,7 @@ def test_frames_behind_a_damaged_one_of_the_log_are_read(tmp_path, caplog):
     async def read(journal):
         metrics = Metrics()
         journal.start(metrics)
-        found = [one.call for one in journal.unfinished()]
+        found = [entry.call for entry in journal.unfinished()]
         assert found in (["a", "b", "c", "d"], ["b", "c", "d"])  # a later frame has the page of a, too
         assert metrics.journal_damaged.values.get("request", 0) == 4 - len(found)
 
@@ -571,7 +571,7 @@ def test_of_journals_with_random_bytes_changed_each_opens_and_each_lost_request_
             metrics = Metrics()
             journal.start(metrics)
             journal.stored_responses()
-            return {one.record.request.request_id for one in journal.unfinished()}, metrics.journal_damaged.values
+            return {entry.record.request.request_id for entry in journal.unfinished()}, metrics.journal_damaged.values
 
         found, damaged = run(lambda path=path, read=read: reopened(path, read))
         lost = {f"r{i:02}" for i in range(60) if i % 3} - found

@@ -89,7 +89,7 @@ def heard(deltas):
         (
             "".join(delta.text for delta in deltas if delta.index == index),
             [token for delta in deltas if delta.index == index for token in delta.token_ids],
-            [one for delta in deltas if delta.index == index for one in delta.logprobs or ()],
+            [entry for delta in deltas if delta.index == index for entry in delta.logprobs or ()],
             [(d.finish_reason, d.stop_reason, d.error) for d in deltas if d.index == index and d.finish_reason],
         )
         for index in range(2)
@@ -138,7 +138,7 @@ def accept(engine, *prompt, request_id="a", **params):
 async def opened(engine, *accepted, alias=None):
     """A stream whose requests are in the journal."""
     request_stream = engine.open(accepted, stream=True, alias=alias)
-    await engine.recorded(accepted)
+    await engine.journaled_calls.recorded(accepted)
     return request_stream
 
 
@@ -151,12 +151,12 @@ def test_a_second_server_finishes_what_the_first_one_accepted(tmp_path):
 
     async def second(engine):
         await until(lambda: not engine.fleet.replicas[0].is_busy)
-        ((entry, result),) = await engine.look_up("mine", "")
+        ((entry, result),) = await engine.journaled_calls.look_up("mine", "")
         assert entry.call == "a"
         assert [answer.token_ids for answer in result.outputs] == [[(SLOW + 1 + i) % 1000 for i in range(40)]] * 2
-        ((_, result),) = await engine.look_up("done", "")
+        ((_, result),) = await engine.journaled_calls.look_up("done", "")
         assert result.outputs[0].token_ids == [11, 12, 13]
-        assert await engine.look_up("mine", "somebody else") == []
+        assert await engine.journaled_calls.look_up("mine", "somebody else") == []
 
     with_servers(tmp_path, first, second)
 
@@ -168,17 +168,17 @@ def test_a_reader_comes_again_while_the_request_runs_and_after_its_end(tmp_path)
         left = await opened(engine, accept(engine, SLOW))
         await left.__anext__()
         left.abort()
-        again = await engine.reopen("a", [accept(engine, SLOW, request_id="x")])
+        again = await engine.journaled_calls.reopen("a", [accept(engine, SLOW, request_id="x")])
         (begin,) = [await again.__anext__()]
         assert tokens_of([delta for _, delta in begin]) + tokens_of(await drain(again)) == expected
         assert engine.metrics.success.values["length"] == 1
 
     async def second(engine):
-        again = await engine.reopen("a", [accept(engine, SLOW, request_id="y")])
+        again = await engine.journaled_calls.reopen("a", [accept(engine, SLOW, request_id="y")])
         assert tokens_of(await drain(again)) == expected
         for name, prompt in (("nothing", SLOW), ("a", SLOW - 1)):
             with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
-                await engine.reopen(name, [accept(engine, prompt)])
+                await engine.journaled_calls.reopen(name, [accept(engine, prompt)])
 
     with_servers(tmp_path, first, second)
 
@@ -201,12 +201,12 @@ def test_an_answer_about_an_image_goes_on_when_the_engine_and_then_the_server_is
 
     async def second(engine):
         await until(lambda: not engine.fleet.replicas[0].is_busy)
-        ((_, result),) = await engine.look_up("a", "")
+        ((_, result),) = await engine.journaled_calls.look_up("a", "")
         assert result.outputs[0].token_ids == expected
-        again = await engine.reopen("a", [accept_image(engine, "x", 7)])
+        again = await engine.journaled_calls.reopen("a", [accept_image(engine, "x", 7)])
         assert tokens_of(await drain(again)) == expected
         with pytest.raises(InvalidRequestError, match="Last-Event-ID"):
-            await engine.reopen("a", [accept_image(engine, "y", 8)])
+            await engine.journaled_calls.reopen("a", [accept_image(engine, "y", 8)])
 
     with_servers(tmp_path, first, second)
 
@@ -220,7 +220,7 @@ def test_a_request_that_nobody_reads_any_more_is_aborted_after_a_while(tmp_path)
 
     async def second(engine):
         assert not engine.fleet.replicas[0].is_busy
-        ((_, result),) = await engine.look_up("a", "")
+        ((_, result),) = await engine.journaled_calls.look_up("a", "")
         assert result.outputs[0].finish_reason is FinishReason.ABORT
 
     with_servers(tmp_path, first, second, reconnect_seconds=0.2)
@@ -233,7 +233,7 @@ def test_another_model_does_not_go_on_with_the_answers_of_the_first(tmp_path):
         await opened(engine, accept(engine, SLOW))
 
     async def second(engine):
-        ((_, result),) = await engine.look_up("a", "")
+        ((_, result),) = await engine.journaled_calls.look_up("a", "")
         assert result.outputs[0].finish_reason is FinishReason.ERROR
         assert "another model" in result.outputs[0].error
 
@@ -248,9 +248,9 @@ def test_a_request_that_this_engine_would_not_have_accepted_is_ended_alone(tmp_p
     async def second(engine):
         await until(lambda: not engine.fleet.replicas[0].is_busy)
         for name, reason in (("a", FinishReason.ERROR), ("c", FinishReason.LENGTH)):
-            result = (await engine.look_up(name, ""))[0][1]
+            result = (await engine.journaled_calls.look_up(name, ""))[0][1]
             assert result.outputs[0].finish_reason is reason
-        ((_, result), _) = await engine.look_up("a", "")
+        ((_, result), _) = await engine.journaled_calls.look_up("a", "")
         assert "outside the vocabulary" in result.outputs[0].error
 
     def change(record):
@@ -271,7 +271,7 @@ def test_tokens_that_cannot_be_put_together_are_computed_again(tmp_path, damage)
 
     async def second(engine):
         await until(lambda: not engine.fleet.replicas[0].is_busy)
-        ((_, result),) = await engine.look_up("a", "")
+        ((_, result),) = await engine.journaled_calls.look_up("a", "")
         assert result.outputs[0].token_ids == expected
 
     with_servers(tmp_path, first)
@@ -298,7 +298,7 @@ def test_a_call_is_looked_up_also_when_the_engine_is_lost(tmp_path):
     async def first(engine):
         await opened(engine, accept(engine, SLOW))
         engine.fail_all(EngineDeadError("killed"))
-        ((_, result),) = await engine.look_up("a", "")
+        ((_, result),) = await engine.journaled_calls.look_up("a", "")
         assert not result.finished
 
     with_servers(tmp_path, first)

@@ -41,7 +41,7 @@ class Backend(Protocol):
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """Sampling settings of the command's flags, and those that replace missing ones of the checkpoint."""
+        """Sampling settings from the command's flags, and replacements for missing ones of the checkpoint."""
         ...
 
     def models(self) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.api.sampling_params import SamplingParams
-from penstock.api.tools import Tools
+from penstock.api.tools import NO_TOOLS
 from penstock.cli.chat.backend import Ending, Setting, StreamItem, Usage
 from penstock.cli.chat.settings import EFFORT, settings_of, with_settings
 from penstock.cli.flags import check_model, fill_sampling, only_adapter, open_llm, sampling_params
@@ -51,8 +51,8 @@ class LocalBackend:
         assert tokenizer is not None, "open_llm refuses a model without a chat template"
         known = format_of(tokenizer.chat_template_source)
         prompt = self._llm.chat_prompt(messages, **_template_variables(known, settings))
-        params = constrain(with_settings(self._params, settings), known, tokenizer, prompt.token_ids, Tools(()))
-        return self._parsed(prompt, params, Parsers(known, tokenizer, prompt.token_ids, Tools(())))
+        params = constrain(with_settings(self._params, settings), known, tokenizer, prompt.token_ids, NO_TOOLS)
+        return self._parsed(prompt, params, Parsers(known, tokenizer, prompt.token_ids, NO_TOOLS))
 
     def close(self) -> None:
         self._llm.close()

@@ -1,4 +1,4 @@
-"""A chat's state: the backend, the conversation, the settings, and what its answers took."""
+"""A chat's state: the backend, the conversation, the settings, and the tokens and times of its answers."""
 
 import time
 from collections.abc import Callable, Generator

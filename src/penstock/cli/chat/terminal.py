@@ -29,7 +29,7 @@ QUOTES = '"""'
 
 @contextlib.contextmanager
 def typing_held() -> Iterator[None]:
-    """Context in which what is typed before a prompt, while a model loads or answers, is not echoed but kept for it.
+    """Context in which keys typed while a model loads or answers are not echoed, and appear at the next prompt.
 
     Ctrl-C remains a signal.
     """

@@ -94,7 +94,7 @@ def quantile(before: Sample, now: Sample, name: str, q: float) -> float | None:
 
 
 class Samples:
-    """The samples of the last minute, and what the server tells operators alone: its engines and open requests."""
+    """The samples of the last minute, and the server's data for operators only: its engines and open requests."""
 
     def __init__(self, url: str, key: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.url = url
@@ -160,7 +160,8 @@ class Samples:
             seen = json.loads(first.removeprefix(b"data:"))
             records = [record for record in seen["requests"] if record["ended"] is None]
             return sorted(
-                (record | {"age": seen["now"] - record["arrival"]} for record in records), key=lambda one: -one["age"]
+                (record | {"age": seen["now"] - record["arrival"]} for record in records),
+                key=lambda row: -row["age"],
             )
         except (PenstockError, OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
             self._may_look = False  # for operators only, like the engines

@@ -100,7 +100,7 @@ def _engines(samples: Samples) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("engine", "state", "running", "waiting", "KV", "steps/s", "restarts", "process", "model"):
         table.add_column(name, justify="left" if name in ("state", "model") else "right")
-    for place in sorted(now.labels("penstock_place_up", "place"), key=lambda one: (len(one), one)):
+    for place in sorted(now.labels("penstock_place_up", "place"), key=lambda number: (len(number), number)):
         table.add_row(*_engine_row(now, before, place, listed.get(place, {})))
     return table
 

@@ -2,8 +2,8 @@
 
 from math import ceil
 
+from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import EngineConfig
-from penstock.config.memory import parse_bytes
 from penstock.errors import ConfigError
 
 

@@ -23,13 +23,13 @@ class Layout:
     """How a picture is resized and cut."""
 
     resizings: tuple[Size, ...]
-    """The sizes to which it is resized, one after another."""
+    """Sizes of its consecutive resizings."""
     rows: int = 0
     """Rows of tiles; the whole picture follows them in a tile's size. 0: it is not cut."""
     columns: int = 0
     tile_size: int = 0
     whole: Size | None = None
-    """Size to which the given picture is resized to come after its tiles; None: the resized picture, in a tile's."""
+    """Size of the whole picture after the tiles, resized from the given one; None: a tile's, from the resized one."""
     canvas: Size | None = None
     """Size that black pixels to the right and below fill after resizing; None: there are none."""
 
@@ -159,7 +159,7 @@ def _idefics3_longest(height: int, width: int, longest: int) -> Size:
 
 
 def _internvl(height: int, width: int, image_input: ImageInput, most: int) -> Layout:
-    """Tiles in the grid whose shape is the closest, then the whole picture; or that alone."""
+    """Tiles of the grid with the closest shape, then the whole picture; or the picture alone."""
     tile = image_input.tile_size
     tiles = _most_tiles(image_input, most)
     sizes = range(1, tiles + 1)
@@ -182,7 +182,7 @@ def _most_tiles(image_input: ImageInput, most: int, whole: int | None = None) ->
 
 
 def _closest(height: int, width: int, tile: int, grids: Sequence[Size]) -> Size:
-    """Columns and rows of the grid whose shape is the closest to the picture's; (1, 1) if there are none.
+    """Columns and rows of the grid closest to the picture in shape; (1, 1) if there are none.
 
     Of several, a later one if the picture has more than half the area of its tiles.
     """

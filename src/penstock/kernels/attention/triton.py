@@ -268,7 +268,7 @@ def _segment(
 
 @triton.jit
 def _merge(maximum, total, acc, next_maximum, next_total, next_acc):
-    """What is left of a border, and what is right of it."""
+    """Merge the partial results on both sides of a border."""
     new = tl.maximum(maximum, next_maximum)
     safe = tl.where(new == float("-inf"), 0.0, new)
     left = tl.exp2(maximum - safe)

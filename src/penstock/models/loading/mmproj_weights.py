@@ -229,7 +229,7 @@ def _plain(info: TensorInfo) -> MadeTensor:
 
 
 def _halves(head_dim: int) -> Callable[[Floats], Floats]:
-    """Rows of heads whose adjacent pairs rotate, in the order in which halves do."""
+    """Reorder rows of heads from rotating adjacent pairs to rotating halves."""
 
     def make(rows: Floats) -> Floats:
         made: Floats = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

@@ -41,8 +41,8 @@ class SafetensorsFile:
         }
 
     def _are_equal(self, name: str, other: str) -> bool:
-        one, two = self._header[name], self._header[other]
-        if (one.shape, one.dtype) != (two.shape, two.dtype):
+        first, second = self._header[name], self._header[other]
+        if (first.shape, first.dtype) != (second.shape, second.dtype):
             return False
         mapped = MappedTensors(self.path, self._header)
         a, b = mapped.bytes_of(name), mapped.bytes_of(other)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
-from penstock.server.body import Body, HistoryItem, Many, Neutral
+from penstock.server.body import Body, HistoryItem, IgnoredValues, Many
 from penstock.server.response_format import SchemaFormat
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -95,7 +95,7 @@ class ContextManagement(Body):
 class PromptBody(Body):
     """Fields of the prompt, shared by messages and `count_tokens`."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {
+    UNSUPPORTED: ClassVar[IgnoredValues] = {
         "compaction": (),
         "container": (),
         "max_output_tokens": (),

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from penstock.server.body import Body, Many, Neutral
+from penstock.server.body import Body, IgnoredValues, Many
 from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import CallOf
 from penstock.server.encoding import check_count, ranking, score_pairs, usage_of
@@ -40,7 +40,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 class CohereRerankBody(Body):
     """The body of `POST /v2/rerank`. Long documents are cut, as this dialect defines."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"max_tokens_per_doc": (), "relevant_spans": ()}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {"max_tokens_per_doc": (), "relevant_spans": ()}
 
     model: str | None = Field(None, description="Default: the served model.")
     query: str

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.api.sampling_params import SamplingParams, Structured
-from penstock.api.tools import Function, Tools, arguments_text, called, template_id
+from penstock.api.tools import NO_TOOLS, Function, Tools, arguments_text, called, template_id
 from penstock.errors import InvalidRequestError, PromptTooLongError
 from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.history import placeholder
@@ -152,7 +152,7 @@ def prompt_conversation(body: GenerateBody, known: ChatFormat) -> Conversation:
     content = _with_images(body.prompt, body.images, "images", known)
     messages: list[dict[str, Any]] = [*system, {"role": "user", "content": content}]
     variables, ignored = _reasoning(body, known)
-    return Conversation(messages, Tools(()), variables, "", ignored)
+    return Conversation(messages, NO_TOOLS, variables, "", ignored)
 
 
 def tools_of(given: Sequence[Tool] | None) -> Tools:

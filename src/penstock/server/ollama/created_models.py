@@ -18,7 +18,7 @@ from penstock.server.ollama.schema import ListedModel, ShownModel
 from penstock.text.tokenizer import chat_template_of
 
 _MOST_READ = 256
-"""Models whose files are not read again."""
+"""Maximum number of models whose facts are cached."""
 
 
 def listed_created(*served: str) -> list[ListedModel]:

@@ -20,7 +20,7 @@ from penstock.errors import AdapterError, CheckpointError, ConfigError, InvalidR
 from penstock.server.admin import check_operator
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import Call, CallOf, Serving, ServingOf, unknown_model
+from penstock.server.dialect import Call, CallOf, ServingOf
 from penstock.server.listed import Listed, ListedOf, find_listed
 from penstock.server.ollama.created_models import capabilities_of, listed_created, modelfile, shown_files, with_recipe
 from penstock.server.ollama.errors import ERRORS
@@ -40,6 +40,7 @@ from penstock.server.ollama.schema import (
     ShownModel,
     Version,
 )
+from penstock.server.serving import Serving, unknown_model
 from penstock.server.streams import JSON_LINES, Frame, json_line
 
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=BodyRoute)

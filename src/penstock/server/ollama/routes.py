@@ -66,7 +66,7 @@ async def chat(body: ChatBody, call: CallOf) -> Response:
         asked = await prepare(call, partial(conversation, body), params)
         params = within_context(asked.params, body.options, len(asked.prompt.token_ids), "messages")
         id = f"chat-{uuid.uuid4().hex}"
-        with renamed_params({"structured": "tools"} if asked.guarded else {}):
+        with renamed_params({"structured": "tools"} if asked.enforced else {}):
             accepted = await call.accept_prompt(
                 asked.prompt.token_ids, params, request_id=id, images=asked.prompt.images
             )
@@ -104,7 +104,7 @@ def _params(body: GenerationBody, call: Call) -> SamplingParams:
 
 
 def _loaded(body: GenerationBody, model: str, content: dict[str, Any]) -> Response:
-    """The answer to a call without a prompt, by which clients load a model, or unload it."""
+    """The answer to a call without a prompt, which loads or unloads a model."""
     unload = body.keep_alive == 0 or (isinstance(body.keep_alive, str) and _NOTHING.fullmatch(body.keep_alive))
     reason = "unload" if unload else "load"
     line = {"model": model, "created_at": now(), **content, "done": True, "done_reason": reason}

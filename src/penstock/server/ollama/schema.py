@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.api.sampling_params import MAX_LOGPROBS
-from penstock.server.body import Body, HistoryItem, Many, Neutral
+from penstock.server.body import Body, HistoryItem, IgnoredValues, Many
 
 # ── what comes in ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -23,7 +23,7 @@ KeepAlive = Annotated[
 class Options(Body):
     """Ollama's `options`."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {
+    UNSUPPORTED: ClassVar[IgnoredValues] = {
         "mirostat": (0,),
         "penalize_newline": (True,),
         "rope_frequency_base": (),
@@ -70,7 +70,7 @@ class Options(Body):
 class GenerationBody(Body):
     """Fields of both routes that generate."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"_debug_render_only": (False,), "shift": (False,), "template": ("",)}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {"_debug_render_only": (False,), "shift": (False,), "template": ("",)}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"truncate"})
 
     model: str | None = Field(None, description="Default: the served model.")
@@ -219,8 +219,8 @@ class CopyBody(Body):
 class Parameters(Body):
     """Defaults of a created model."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {
-        **Options.NOT_OBEYED,
+    UNSUPPORTED: ClassVar[IgnoredValues] = {
+        **Options.UNSUPPORTED,
         **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
         **dict.fromkeys(("repeat_last_n", "seed"), (-1,)),
     }
@@ -242,7 +242,7 @@ class Parameters(Body):
 class PresetMessage(Body):
     """A message that precedes every conversation."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"images": ([],), "thinking": ("",), "tool_calls": ([],)}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {"images": ([],), "thinking": ("",), "tool_calls": ([],)}
 
     role: Literal["system", "user", "assistant"]
     content: str = ""
@@ -251,7 +251,7 @@ class PresetMessage(Body):
 class CreateBody(NameBody):
     """The body of `POST /api/create`."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {
+    UNSUPPORTED: ClassVar[IgnoredValues] = {
         **dict.fromkeys(("draft_files", "info"), ({},)),
         **dict.fromkeys(("draft_quantize", "parser", "quantization", "quantize", "remote_host", "renderer"), ("",)),
     }

@@ -91,7 +91,7 @@ class StreamUsage:
         self._completion = 0
 
     def count(self, delta: CompletionDelta) -> None:
-        """Add the tokens of a delta to those so far."""
+        """Add the tokens of a delta to those so far, which only usage in chunks needs."""
         self._completion += len(delta.token_ids)
 
     def put_into(self, chunk: ChatCompletionChunk | Completion) -> None:
@@ -174,7 +174,8 @@ class ChatAnswer(Chunks):
         if index not in self._sent:
             self._sent[index] = _Sent()
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
-        self._stream_usage.count(delta)
+        if self._stream_usage.in_chunks:
+            self._stream_usage.count(delta)
         pieces = self._parsers.feed_text(delta)
         if len(pieces) == 1 and isinstance(pieces[0], Text) and not (chunks or logprobs or delta.finish_reason):
             return self._text_event(index, self._sent[index].separators.before(pieces[0]) + pieces[0].text)

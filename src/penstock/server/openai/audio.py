@@ -13,7 +13,7 @@ from starlette.responses import Response
 from penstock.errors import InvalidRequestError, PenstockError, WrongTaskError
 from penstock.frontend.audio.transcription import Segment, Transcription, TranscriptOptions, check_task
 from penstock.frontend.large_work import LargeWork
-from penstock.server.body import Body, Neutral
+from penstock.server.body import Body, IgnoredValues
 from penstock.server.body_route import CheckedRequest, record_ignored
 from penstock.server.call_context import context_of
 from penstock.server.dialect import Call, CallOf
@@ -32,7 +32,7 @@ BodyT = TypeVar("BodyT", bound="TranslationBody")
 class TranslationBody(Body):
     """The form of `POST /v1/audio/translations`."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"user", "metadata"})
 
     model: str | None = Field(None, description="Default: the served model.")
@@ -50,7 +50,7 @@ class TranslationBody(Body):
 class TranscriptionBody(TranslationBody):
     """The form of `POST /v1/audio/transcriptions`."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {
+    UNSUPPORTED: ClassVar[IgnoredValues] = {
         "chunking_strategy": ("auto",),
         "known_speaker_names": ([],),
         "known_speaker_references": ([],),

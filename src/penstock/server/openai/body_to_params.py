@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from penstock.api.sampling_params import SamplingParams
-from penstock.api.tools import Choice, Function, Tools, add_names, arguments_text, called, template_id
+from penstock.api.tools import NO_TOOLS, Choice, Function, Tools, add_names, arguments_text, called, template_id
 from penstock.errors import InvalidRequestError
 from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.parsers.history import placeholder
@@ -24,6 +24,8 @@ def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | 
     Raises:
         InvalidRequestError: they contradict each other.
     """
+    if not given and choice in (None, "auto", "none"):
+        return NO_TOOLS
     functions = tuple(
         Function(
             name=tool.function.name,
@@ -44,15 +46,16 @@ def tools_of(given: Sequence[ToolDefinition] | None, choice: str | ToolChoice | 
 
 
 def _chosen(functions: tuple[Function, ...], choice: ToolChoice, parallel: bool | None) -> Tools:
-    one, several = choice.function, choice.allowed_tools
-    if (choice.type == "function") != (one is not None) or (choice.type == "allowed_tools") != (several is not None):
+    function, subset = choice.function, choice.allowed_tools
+    fields = {"function": function is not None, "allowed_tools": subset is not None}
+    if any((choice.type == name) != is_there for name, is_there in fields.items()):
         raise InvalidRequestError(
             f"tool_choice of type {choice.type!r} must have the field {choice.type!r}, and no other", "tool_choice"
         )
-    if one is not None:
-        return Tools.forced(functions, one.name)
-    assert several is not None
-    return allowed(functions, [tool.function.name for tool in several.tools], several.mode, parallel)
+    if function is not None:
+        return Tools.forced(functions, function.name)
+    assert subset is not None
+    return allowed(functions, [tool.function.name for tool in subset.tools], subset.mode, parallel)
 
 
 def allowed(functions: tuple[Function, ...], names: Sequence[str], mode: Choice, parallel: bool | None) -> Tools:
@@ -219,7 +222,10 @@ def conversation(body: ChatBody, known: ChatFormat) -> Conversation:
         addition = "\n---\n" + check_text(body.tool_prompt, "tool_prompt")
         messages[-1]["content"] = joined(messages[-1]["content"], addition, "")
     variables, ignored = _template_variables(body, known)
-    return Conversation(messages, tools, variables, _take_prefill(body, messages), ignored)
+    prefill = (
+        _take_prefill(body, messages) if body.continue_final_message or body.add_generation_prompt is False else ""
+    )
+    return Conversation(messages, tools, variables, prefill, ignored)
 
 
 def _take_prefill(body: ChatBody, messages: list[dict[str, Any]]) -> str:
@@ -250,7 +256,7 @@ _ROLES = {"developer": "system", "function": "tool"}
 
 def _message(message: Message, field: str, known: ChatFormat, *, is_history: bool) -> dict[str, Any]:
     role = _ROLES.get(message.role, message.role)
-    calls = calls_made(message, f"{field}.tool_calls")
+    calls = calls_made(message, f"{field}.tool_calls") if message.tool_calls or message.function_call else []
     if message.content is None and role not in ("assistant", "tool"):
         raise InvalidRequestError(f"{field}.content: this parameter is required", f"{field}.content")
     for name, owner in (("tool_calls", "assistant"), ("tool_call_id", "tool")):

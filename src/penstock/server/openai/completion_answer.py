@@ -56,7 +56,8 @@ class CompletionAnswer(Chunks):
         index = position * self._shown.n + delta.index
         if delta.prompt_logprobs:
             self._prompt_table(position).add(delta.prompt_logprobs)
-        self._shown.usage.count(delta)
+        if self._shown.usage.in_chunks:
+            self._shown.usage.count(delta)
         reason = finished_by(delta)
         text = delta.text
         if not (text or delta.logprobs or delta.token_ids or reason):

@@ -13,7 +13,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from penstock.frontend.scoring import paired
 from penstock.frontend.text_encoding import check_dimensions, vector_of
-from penstock.server.body import Body, Many, Neutral, renamed_params
+from penstock.server.body import Body, IgnoredValues, Many, renamed_params
 from penstock.server.body_route import BodyRoute
 from penstock.server.dialect import CallOf
 from penstock.server.encoding import (
@@ -39,7 +39,7 @@ class EmbeddingsBody(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"input": ["Hello", "Good morning"]}]})
 
-    NOT_OBEYED: ClassVar[Neutral] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE
 
     model: str | None = Field(None, description="Default: the served model.")
@@ -66,7 +66,7 @@ class DocumentBody(Body):
 class RerankBody(Body):
     """The body of `POST /v1/rerank`."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"max_tokens_per_doc": (), "rank_fields": ([],), "max_chunks_per_doc": ()}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {"max_tokens_per_doc": (), "rank_fields": ([],), "max_chunks_per_doc": ()}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE
 
     model: str | None = None
@@ -81,7 +81,7 @@ class RerankBody(Body):
 class ScoreBody(Body):
     """The body of `POST /v1/score`: one text with several, or as many with as many."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"truncate_prompt_tokens": ()}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {"truncate_prompt_tokens": ()}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE
 
     model: str | None = None

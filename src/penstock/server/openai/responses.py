@@ -75,7 +75,7 @@ async def create_response(body: ResponsesBody, call: CallOf) -> Response:
         tokenizer = call.engine.prompts.need_tokenizer()
         output = OutputItems(head.id, {tool.function.name: tool for tool in asked.offered})
         answer = ResponsesAnswer(head, body, accepted.request.params, tokenizer, parsers, output, asked.store)
-        before_end = None if asked.store is None else call.engine.responses_recorded
+        before_end = None if asked.store is None else call.engine.journaled_calls.responses_recorded
         return await call.answer([accepted], answer, stream=bool(body.stream), before_end=before_end)
 
 
@@ -125,7 +125,7 @@ async def delete_response(response_id: str, context: ContextOf, serving: Serving
     recent, tenant = serving.recent_responses, context.caller.tenant
     stored_response(recent, tenant, response_id)
     recent.delete(tenant, response_id)
-    await serving.engine.responses_recorded()
+    await serving.engine.journaled_calls.responses_recorded()
     return {"id": response_id, "object": "response", "deleted": True}
 
 

@@ -125,4 +125,4 @@ Item = Annotated[
     | Annotated[OtherItem, Tag("other item")],
     Discriminator(_item_tag),
 ]
-"""The tags have a space, by which errors leave them out of the field's path."""
+"""The tags contain a space, so that errors can omit them from the field's path."""

@@ -6,11 +6,11 @@ from pydantic import ConfigDict, Field
 from typing_extensions import NotRequired, TypedDict
 
 from penstock.api.sampling_params import MAX_LOGPROBS
-from penstock.server.body import Body, Many, Metadata, Neutral
+from penstock.server.body import Body, IgnoredValues, Many, Metadata
 from penstock.server.openai.responses_items_schema import Item
 from penstock.server.openai.responses_tools_schema import Tool, ToolChoiceObject
 from penstock.server.openai.schema import (
-    NOT_OBEYED_ANYWHERE,
+    UNSUPPORTED_ANYWHERE,
     WITHOUT_EFFECT_ANYWHERE,
     ChatTokenLogprob,
     Effort,
@@ -45,7 +45,7 @@ class ResponsesStreamOptions(Body):
     )
 
 
-_CONTROLS_OF_CHATS: Neutral = {
+_CONTROLS_OF_CHATS: IgnoredValues = {
     "frequency_penalty": (0,),
     "logit_bias": ({},),
     "logprobs": (False,),
@@ -69,8 +69,8 @@ class ResponsesBody(Body):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"input": "What is 37 + 58?", "max_output_tokens": 50}]})
 
-    NOT_OBEYED: ClassVar[Neutral] = {
-        **{name: neutral for name, neutral in NOT_OBEYED_ANYWHERE.items() if name != "max_output_tokens"},
+    UNSUPPORTED: ClassVar[IgnoredValues] = {
+        **{name: neutral for name, neutral in UNSUPPORTED_ANYWHERE.items() if name != "max_output_tokens"},
         **_CONTROLS_OF_CHATS,
         "access_programs": (),
         "background": (False,),

@@ -110,12 +110,12 @@ def stored_input(items: Sequence[Item], response_id: str) -> list[dict[str, Any]
     """New items in OpenAI's shape; those without an id of their own get one."""
     stored: dict[str, dict[str, Any]] = {}
     for index, item in enumerate(items):
-        one = _stored_item(item)
-        id = one.get("id")
+        stored_item = _stored_item(item)
+        id = stored_item.get("id")
         if not isinstance(id, str) or not id or id in stored:
-            prefix = _PREFIXES.get(str(one.get("type")), "item")
-            id = one["id"] = f"{prefix}_{response_id.removeprefix('resp_')}in{index:02x}"
-        stored[id] = one
+            prefix = _PREFIXES.get(str(stored_item.get("type")), "item")
+            id = stored_item["id"] = f"{prefix}_{response_id.removeprefix('resp_')}in{index:02x}"
+        stored[id] = stored_item
     return list(stored.values())
 
 

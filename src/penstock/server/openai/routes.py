@@ -9,11 +9,12 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from penstock.errors import InvalidRequestError
-from penstock.frontend.client import Accepted, AsyncEngine
+from penstock.frontend.client import AsyncEngine
+from penstock.frontend.open_requests import Accepted
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.conversations import accept_conversation
-from penstock.server.dialect import ANY_MODEL, CallOf, unknown_model
+from penstock.server.dialect import CallOf
 from penstock.server.listed import Listed, ListedOf
 from penstock.server.openai.answers import ChatAnswer, Head
 from penstock.server.openai.body_to_params import (
@@ -30,6 +31,7 @@ from penstock.server.openai.body_to_params import (
 from penstock.server.openai.completion_answer import CompletionAnswer, Echo, Shown
 from penstock.server.openai.schema import ChatBody, ChatCompletion, Completion, CompletionBody, ModelCard, ModelList
 from penstock.server.openai_errors import ERRORS, answers_or_errors
+from penstock.server.serving import ANY_MODEL, unknown_model
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"], route_class=BodyRoute)
 

@@ -7,7 +7,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from penstock.api.sampling_params import MAX_BIAS, MAX_LOGPROBS, MAX_N, MAX_PENALTY
 from penstock.fleet.model_broker import LoadStage
-from penstock.server.body import AS_INTEGER, Body, HistoryItem, Many, Neutral
+from penstock.server.body import AS_INTEGER, Body, HistoryItem, IgnoredValues, Many
 from penstock.server.openai.tools_schema import (
     CalledFunction,
     ToolCallAnswer,
@@ -20,7 +20,7 @@ from penstock.server.response_format import FormatBody
 
 T = TypeVar("T")
 
-NOT_OBEYED_ANYWHERE: Neutral = {
+UNSUPPORTED_ANYWHERE: IgnoredValues = {
     "add_special_tokens": (),
     "cache_salt": (),
     "dry_multiplier": (0,),
@@ -216,8 +216,8 @@ class ChatBody(GenerationBody):
         }
     )
 
-    NOT_OBEYED: ClassVar[Neutral] = {
-        **NOT_OBEYED_ANYWHERE,
+    UNSUPPORTED: ClassVar[IgnoredValues] = {
+        **UNSUPPORTED_ANYWHERE,
         "audio": (),
         "best_of": (1,),
         "chat_template": (),
@@ -276,7 +276,7 @@ class CompletionBody(GenerationBody):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"prompt": "Once upon a time", "max_tokens": 50}]})
 
-    NOT_OBEYED: ClassVar[Neutral] = {**NOT_OBEYED_ANYWHERE, "suffix": ("",)}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {**UNSUPPORTED_ANYWHERE, "suffix": ("",)}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT_ANYWHERE
 
     prompt: str | Prompts[str] | Many[int] | Prompts[Many[int]] = Field(

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.server.body import Body, HistoryItem, Many, Neutral
+from penstock.server.body import Body, HistoryItem, IgnoredValues, Many
 
 # ── bodies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -26,7 +26,7 @@ class FunctionDefinition(Body):
 class ToolDefinition(Body):
     """A function of the caller's."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"custom": ()}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {"custom": ()}
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = WITHOUT_EFFECT
 
     type: Literal["function"]
@@ -50,7 +50,7 @@ class AllowedTools(Body):
 class ToolChoice(Body):
     """One function that must be called, or those that may; or a word, as an object."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"custom": ()}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {"custom": ()}
 
     type: Literal["function", "allowed_tools", "auto", "none", "required", "any"] = "function"
     function: FunctionName | None = None

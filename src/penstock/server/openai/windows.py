@@ -24,8 +24,7 @@ from penstock.errors import (
     ShuttingDownError,
 )
 from penstock.frontend.audio.transcription import Question, Segment, Transcription
-from penstock.frontend.client import Accepted
-from penstock.frontend.open_requests import Series
+from penstock.frontend.open_requests import Accepted, Series
 from penstock.server.dialect import Call
 
 _POLL_SECONDS = 1.0

@@ -119,8 +119,8 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     """Render a conversation with the chat template, and tokenise it."""
     call.choose_model(body.model)
     asked = await call.off_loop_if_large(functools.partial(conversation, body, call.chat_format))
-    tools = asked.template_tools(call.chat_format)
-    messages, sources = take_images(asked.template_messages(call.chat_format))
+    messages, tools = asked.template_input(call.chat_format)
+    messages, sources = take_images(messages)
     pictures = await call.read_images(sources, wants_pixels=False)
     with call.connected():
         text = await call.render(messages, pictures, tools, asked)

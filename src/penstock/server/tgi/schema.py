@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 from typing_extensions import NotRequired, TypedDict
 
-from penstock.server.body import Body, Many, Neutral
+from penstock.server.body import Body, IgnoredValues, Many
 from penstock.server.openai.schema import ChatBody, CompletionBody
 from penstock.server.response_format import TgiGrammar
 from penstock.server.tei.routes import EmbedBody, ModelType, TeiRerankBody
@@ -18,7 +18,7 @@ _INT32, _UINT64 = 2**31, 2**64
 class GenerateParameters(Body):
     """Types of the parameters; `validation.py` checks ranges, in TGI's order and with its messages."""
 
-    NOT_OBEYED: ClassVar[Neutral] = {"watermark": (False,)}
+    UNSUPPORTED: ClassVar[IgnoredValues] = {"watermark": (False,)}
 
     best_of: int | None = Field(
         None,

@@ -51,14 +51,14 @@ def strings(value: Json) -> Iterator[tuple[str, str]]:
     """(JSON pointer, string) of all strings in a value, including property names."""
     pending = [("", value)]
     while pending:
-        pointer, one = pending.pop()
-        if isinstance(one, str):
-            yield pointer, one
-        elif isinstance(one, list):
-            pending += [(child(pointer, index), item) for index, item in enumerate(one)]
-        elif isinstance(one, dict):
-            yield from ((pointer, name) for name in one)
-            pending += [(child(pointer, name), item) for name, item in one.items()]
+        pointer, value = pending.pop()
+        if isinstance(value, str):
+            yield pointer, value
+        elif isinstance(value, list):
+            pending += [(child(pointer, index), item) for index, item in enumerate(value)]
+        elif isinstance(value, dict):
+            yield from ((pointer, name) for name in value)
+            pending += [(child(pointer, name), item) for name, item in value.items()]
 
 
 def number(value: Json) -> int | Decimal | None:

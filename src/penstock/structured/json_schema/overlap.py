@@ -123,15 +123,15 @@ class Overlap:
         seen: set[str] = set()
         pending = deque([schema])
         while pending:
-            one = pending.popleft()
-            if one.pointer in seen:
+            subschema = pending.popleft()
+            if subschema.pointer in seen:
                 continue
-            seen.add(one.pointer)
-            yield one
+            seen.add(subschema.pointer)
+            yield subschema
             for keyword in IN_PLACE if branches else ("allOf",):
-                pending += one.listed(keyword)
-            if "$ref" in one.keywords:
-                pending.append(self._references.resolve(one))
+                pending += subschema.listed(keyword)
+            if "$ref" in subschema.keywords:
+                pending.append(self._references.resolve(subschema))
 
 
 def _property(schema: Subschema, name: str) -> Subschema:

@@ -39,10 +39,10 @@ def translate_one(pattern: str, pointer: str) -> str:
     Raises:
         SchemaError: as `translate`; also if it takes several.
     """
-    one, *others = translate(pattern, pointer)
+    first, *others = translate(pattern, pointer)
     if others:
         raise SchemaError(pointer, f"the regular expression {pattern[:80]!r} has look-ahead, which names cannot have")
-    return one
+    return first
 
 
 class _Translation:

@@ -7,7 +7,7 @@ from penstock.structured.json_schema.document import Json, SchemaError, child, s
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")
 """Keywords whose schemas apply to the same value as the one that they are in."""
-_NOT_OBEYED = frozenset(
+_UNSUPPORTED = frozenset(
     {
         *("not", "if", "then", "else", "contains", "minContains", "maxContains"),
         *("dependencies", "dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
@@ -42,7 +42,7 @@ class Subschema:
         Raises:
             SchemaError: it has keywords that no grammar enforces.
         """
-        missing = sorted(_NOT_OBEYED & self.keywords.keys())
+        missing = sorted(_UNSUPPORTED & self.keywords.keys())
         if missing:
             raise SchemaError(self.pointer, f"these keywords are not supported: {', '.join(missing)}")
 

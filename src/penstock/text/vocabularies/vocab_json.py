@@ -57,7 +57,7 @@ _MODEL_TYPES = {
     **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), _QWEN35),
     "roberta": _ROBERTA,
 }
-"""Families of folders whose configs name no class of tokenizer."""
+"""Families by model type, for folders without a tokenizer class in their configs."""
 _DIGITS_SPLIT = {"starcoder2", "gpt_bigcode"}
 """Model types whose tokenizers are called GPT2Tokenizer, but split numbers into digits."""
 
