@@ -133,6 +133,7 @@ def write_qwen2_vl(folder: Path) -> None:
     config = hf.Qwen2VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=True, **ids)
     torch.manual_seed(0)
     hf.Qwen2VLForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(folder)
+    _write_as_published(folder)
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2VLProcessor",
@@ -157,3 +158,22 @@ def _write_tokenizer(folder: Path) -> None:
     fast = hf.Qwen2TokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     fast.chat_template = _TEMPLATE
     fast.save_pretrained(folder)
+
+
+def _write_as_published(folder: Path) -> None:
+    """Settings and tokenizer in the form of Qwen's repository, which OpenVINO's exporter reads."""
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    text["rope_theta"] = rope["rope_theta"]
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    config["vision_config"].pop("rope_parameters")
+    left_out = ("model_type", "layer_types", "pad_token_id")
+    config |= {name: value for name, value in text.items() if name not in left_out} | {"torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]))
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    named = {"tokenizer_class": "Qwen2TokenizerFast", "eos_token": _SPECIAL[2], "pad_token": _SPECIAL[0]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named | {"chat_template": _TEMPLATE}))

@@ -7,7 +7,8 @@
 `make` writes SmolVLM-256M's shape as a GGUF file with its vision file, which llama.cpp reads too, and a Qwen2-VL with
 half of 2B's layers as a folder, which OpenVINO converts. A request has one image of 512 x 512 pixels and 100 tokens of
 text. The second turn repeats them with 100 tokens more. Each engine runs as it does by default, with as many threads as
-processors; all are alive at once, and take turns. Medians of the rounds. Peers: `../shared/peers/setup.sh`.
+processors; all are alive at once, and take turns. Medians of the rounds. Peers: `../shared/peers/setup.sh`; OpenVINO's
+exporter also needs `pip install 'transformers<5'` there.
 """
 
 import argparse
@@ -115,7 +116,7 @@ def openvino(model: str) -> Callable[[int], TURN]:
     import openvino as ov
     import openvino_genai
 
-    pipe = openvino_genai.VLMPipeline(f"{model}/openvino", "CPU")
+    pipe = openvino_genai.VLMPipeline(f"{model}/openvino", "CPU", ATTENTION_BACKEND="SDPA")  # its other refuses images
 
     def turn(seed: int) -> TURN:
         times, tokens, image = [], 0, ov.Tensor(pixels(seed)[None])
@@ -152,11 +153,14 @@ class Engine:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(seed, file=self._process.stdin, flush=True)
-        first, second, tokens = json.loads(self._process.stdout.readline())
-        return first, second, tokens
+        for line in self._process.stdout:  # mtmd writes here, too
+            if line.startswith("["):
+                first, second, tokens = json.loads(line)
+                return first, second, tokens
+        sys.exit("an engine ended")
 
     def close(self) -> None:
-        self._process.kill()
+        self._process.terminate()
         self._process.wait()
 
 

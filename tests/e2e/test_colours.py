@@ -24,6 +24,7 @@ from tools.colour_model import COLOURS, PROMPT, picture, write_colour_model
 pytestmark = pytest.mark.skipif(
     "TEST_COLOURS" not in os.environ, reason="making the model takes half a minute: of the nightly tests"
 )
+DOCS = Path(__file__).parents[2] / "docs" / "images" / "green.png"
 BEFORE, AFTER = PROMPT.split("<image>")
 
 
@@ -52,7 +53,11 @@ def photo(colour: str, number: int = 0, format: str = "PNG") -> str:
 
 def named(client: openai.OpenAI, colour: str, number: int = 0) -> tuple[str, Any]:
     """What the model calls a picture, and the usage."""
-    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{photo(colour, number)}"}}
+    return answer_about(client, photo(colour, number))
+
+
+def answer_about(client: openai.OpenAI, encoded: str) -> tuple[str, Any]:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}}
     parts: list[Any] = [{"type": "text", "text": BEFORE}, image, {"type": "text", "text": AFTER}]
     answer = client.chat.completions.create(
         model="colours", temperature=0, max_tokens=1, messages=[{"role": "user", "content": parts}]
@@ -65,6 +70,11 @@ def test_pictures_with_equal_placeholders_are_told_apart_in_one_batch(client: op
     with ThreadPoolExecutor(len(asked)) as threads:
         answers = list(threads.map(lambda one: named(client, *one)[0], asked))
     assert answers == [colour for colour, _ in asked]
+
+
+def test_the_picture_of_the_docs_is_green(client: openai.OpenAI) -> None:
+    picture = base64.b64encode(DOCS.read_bytes()).decode()
+    assert answer_about(client, picture)[0] == "green"
 
 
 def test_they_are_told_apart_from_the_cache_and_after_a_crash(client: openai.OpenAI, server: RunningServer) -> None:
