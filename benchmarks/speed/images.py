@@ -167,10 +167,11 @@ class Engine:
 def compare(folder: Path, rounds: int) -> int:
     from benchmarks.report import report
 
-    rows: dict[str, tuple[float, float | None]] = {}
+    missed = 0
     for peer, model in MODELS.items():
         if not (folder / model).exists():
             continue
+        rows: dict[str, tuple[float, float | None]] = {}
         engines = {name: Engine(name, folder / model) for name in ("penstock", peer)}
         times: dict[str, list[TURN]] = {name: [] for name in engines}
         for seed in range(1, rounds + 1):
@@ -185,7 +186,8 @@ def compare(folder: Path, rounds: int) -> int:
             rows[f"{about}: second turn, s"] = (statistics.median(turn[1] for turn in turns), None)
         ratio = firsts["penstock"] / firsts[peer]
         rows[f"{model.partition('/')[0]}: first token, as a multiple of {peer}'s"] = (ratio, BARS[peer])
-    return report("images", rows, beside=True)
+        missed |= report("images", rows, beside=True)
+    return missed
 
 
 def gap(folder: Path) -> int:
