@@ -96,9 +96,7 @@ _AFMOE_LETTERS = (
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?>(?:\p{N}{3})*)\z)|\p{N}{3}")
 # Jais 2's spaces: runs in powers of two. No line ends in the rest of a run: to look for one would take quadratic time.
 _JAIS_SPACES = "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4))
-_JAIS2 = _words(r"\p{N}{1,3}").replace(
-    _SPACES, rf"(?<![^\S\r\n])\s*[\r\n]+|{_JAIS_SPACES}\s{{1,2}}(?!\S)|\s{{1}}"
-)
+_JAIS2 = _words(r"\p{N}{1,3}").replace(_SPACES, rf"(?<![^\S\r\n])\s*[\r\n]+|{_JAIS_SPACES}\s{{1,2}}(?!\S)|\s{{1}}")
 
 PRE_TOKENIZATIONS = {
     "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
