@@ -79,7 +79,6 @@ def test_a_picture_larger_than_all_that_is_kept_displaces_no_other():
     assert kept.find("large") is None
 
 
-
 def test_a_process_that_is_killed_from_outside_is_replaced(reader):
     reader.read(ImageSource("f", square("yellow")))
     (pid,) = pids(reader)
