@@ -95,6 +95,9 @@ def test_a_gguf_adapter_is_added_to_a_gguf_model(
     file = write_gguf_adapter(tmp_path / "folder" / "adapter.gguf", tiny_llama, adapters["a"])
     with LLM(str(tmp_path / "model.gguf"), adapter=f"a={file.parent}", **OPTIONS) as llm:
         assert answers(llm, "a") == alone["a"]
+    other = write_gguf_adapter(tmp_path / "other.gguf", tiny_llama, adapters["a"], "qwen2")
+    with pytest.raises(AdapterError, match=r"'b' cannot be used: it is for .* qwen2; the model's is llama"):
+        LLM(str(tmp_path / "model.gguf"), adapter=f"b={other}", **OPTIONS)
 
 
 def test_without_a_name_it_answers_as_a_model_without_adapters(

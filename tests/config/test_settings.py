@@ -170,6 +170,13 @@ def test_a_vision_tower_and_the_features_of_two_images_are_in_the_plan() -> None
     assert images.layer_tokens(896, 896) == -(-4096 * (1_000_000 + 2 * 4096 * 288) // (LAYERS + HEAD))
 
 
+def test_a_machine_that_is_too_small_is_told_which_encoder_takes_how_much() -> None:
+    sounds = replace(TOWER, is_audio=True)
+    for tower, words in ((TOWER, "the vision tower and images"), (sounds, "the audio encoder and sounds")):
+        with pytest.raises(ConfigError, match=words):
+            settled(replace(FACTS, tower=tower), replace(CPU, memory=60 * MIB))
+
+
 def test_images_that_attend_within_fit_a_step_beside_a_token_of_each_sequence() -> None:
     facts = replace(FACTS, tower=replace(TOWER, attends_within=True, max_tokens=600))
     assert settled(facts).max_num_batched_tokens == 664

@@ -63,8 +63,8 @@ def test_as_many_answers_may_be_open_as_run_and_may_wait_together():
 
 def test_images_of_open_requests_stay_within_the_bytes_that_the_memory_plan_has_for_them():
     async def play(admission, expired):
-        def enter_image(name, size, caller=ANYONE):
-            image = Image(0, 1, 1, 1, 1, 1, bytes(32), bytes(size))
+        def enter_image(name, size, caller=ANYONE, *, is_sound=False):
+            image = Image(0, 1, 1, 1, 1, 1, bytes(32), bytes(size), is_sound)
             return admission.enter([replace(make_request(name, [1] * 3), images=(image,))], caller, None)
 
         admission.resize(8, 100)
@@ -73,6 +73,10 @@ def test_images_of_open_requests_stay_within_the_bytes_that_the_memory_plan_has_
             enter_image("b", 41)
         with pytest.raises(InvalidRequestError, match="send fewer or smaller images"):
             enter_image("b", 101)
+        with pytest.raises(OverloadedError, match="the sounds of open requests take 60 bytes as features"):
+            enter_image("b", 41, is_sound=True)
+        with pytest.raises(InvalidRequestError, match="send fewer or shorter sounds"):
+            enter_image("b", 101, is_sound=True)
         enter(admission, "text", caller=Caller("loud"))
         admission.left(first)
         enter_image("c", 100)

@@ -1,6 +1,7 @@
 """Transcriptions and translations over HTTP, by OpenAI's client."""
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -8,14 +9,22 @@ import shutil
 import signal
 import subprocess
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 
-from penstock import LLM
-from penstock.errors import InvalidRequestError, OverloadedError, RateLimitError, ShuttingDownError
+from penstock import LLM, SamplingParams
+from penstock.api.request import Adapter
+from penstock.errors import ClientGoneError, InvalidRequestError, OverloadedError, RateLimitError, ShuttingDownError
 from penstock.fleet.link import ENGINE_CORE
+from penstock.frontend.audio.transcription import Question
+from penstock.frontend.open_requests import Series
+from penstock.server.call_context import CallContext
+from penstock.server.dialect import Call
+from penstock.server.openai import windows
 from penstock.server.openai.multipart import parse_form
 from tests.server.in_process import with_app
 from tests.server.running import RunningServer
@@ -325,6 +334,93 @@ def test_only_the_first_window_is_refused_and_others_wait_and_outlast_a_shutdown
         assert (await ask()).status_code == 503
 
     with_app(talk, folder, ENGINE_CORE)
+
+
+def test_a_window_that_was_refused_is_shared_with_an_equal_call_that_begins_it_meanwhile(
+    folder, expected, monkeypatch, tmp_path
+):
+    async def talk(http, engine, app):
+        open_stream, opened, other = engine.open, [], []
+
+        async def ask(name):
+            files, headers = {"file": ("a.wav", LONG)}, {"x-request-id": name}
+            answer = await http.post(
+                "/v1/audio/transcriptions", files=files, data={"language": "en"}, headers=headers, timeout=60
+            )
+            return answer.json()["text"]
+
+        def open_or_refuse(accepted, *, alias, **options):
+            request_id = accepted[0].request.request_id
+            if alias == "first" and opened and request_id not in opened:
+                if not other:
+                    other.append(asyncio.ensure_future(ask("second")))
+                raise OverloadedError("full", 0.001)
+            opened.append(request_id)
+            return open_stream(accepted, alias=alias, **options)
+
+        monkeypatch.setattr(engine, "open", open_or_refuse)
+        assert await ask("first") == await other[0] == expected["long"].text
+        assert len(opened) == len(set(opened)) > 1
+
+    with_app(talk, folder, ENGINE_CORE, journal=tmp_path / "journal")
+
+
+ASKED = [Question((1,), SamplingParams(), ())]
+INFO = SimpleNamespace(model_identity="model", arithmetic="arithmetic")
+
+
+def test_windows_that_an_adapter_transcribed_are_not_those_of_the_model():
+    def named(adapter):
+        engine = SimpleNamespace(journaled=True, info=INFO)
+        return windows._name(SimpleNamespace(engine=engine, tenant="", adapter=adapter), ASKED)
+
+    tuned = Adapter("tuned", "folder", "digest", 8)
+    assert len({named(None), named(tuned), named(replace(tuned, digest="another"))}) == 3
+
+
+def test_a_client_that_leaves_while_its_window_comes_from_the_journal_has_no_other_computed():
+    opened = []
+
+    class Recorded(contextlib.nullcontext):
+        def __init__(self):
+            super().__init__()
+            self.is_left = asyncio.Event()
+
+        def abort(self):
+            self.is_left.set()
+
+        async def results(self):
+            await self.is_left.wait()
+            raise ClientGoneError("the reader has left")
+
+    async def look_up(*_):
+        return True
+
+    async def reopen(*_):
+        return Recorded()
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    def open_stream(accepted, **_):
+        opened.append(accepted)
+        raise ClientGoneError("the client has gone")
+
+    def accept(*_, request_id, **__):
+        return SimpleNamespace(request=SimpleNamespace(request_id=request_id))
+
+    engine = SimpleNamespace(
+        journaled=True,
+        journaled_calls=SimpleNamespace(look_up=look_up, reopen=reopen),
+        info=INFO,
+        admission=SimpleNamespace(queue_seconds=lambda _: 1.0),
+        open=open_stream,
+        accept_request=accept,
+    )
+    call = Call(CallContext(receive=receive), SimpleNamespace(engine=engine, model_names=("model",), created=0))
+    with pytest.raises(ClientGoneError):
+        asyncio.run(windows._ask(call, ASKED, Series(), watched=True))
+    assert not opened
 
 
 def test_a_call_that_is_sent_again_after_the_server_was_killed_computes_only_what_is_missing(folder, tmp_path):

@@ -112,6 +112,7 @@ def test_a_killed_engine_changes_no_answer(sound_server, client, expected):
         (sound(wav_of(a_sound(2.5))), "longer than the 2 s"),
         ({"type": "input_audio", "input_audio": {"data": "%", "format": "wav"}}, "base64"),
         ({"type": "input_audio", "input_audio": {"format": "wav"}}, "a sound needs"),
+        ({**sound(SHORT), "type": "audio_url"}, "a sound needs audio_url"),
         ({"type": "audio_url", "audio_url": {"url": "http://127.0.0.1/a.wav"}}, "must begin with data:audio"),
         ({"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}, "this model takes text and sounds"),
     ],
@@ -146,3 +147,8 @@ def test_an_encoder_that_is_not_supported_is_named(tmp_path):
     with pytest.raises(InvalidRequestError, match=words):
         raise not_supported("input_audio", "messages[0]", known)
     assert "gemma4" not in str(not_supported("video_url", "messages[0]", known))
+
+
+def test_a_sound_where_none_is_taken_has_an_error_that_says_where():
+    known = ChatFormat(tools=HERMES, thinks=None, switches=frozenset(), takes_sounds=True)
+    assert "in messages of the user, as input_audio" in str(not_supported("input_audio", "messages[0]", known))

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, processors
 from transformers import AutoTokenizer
 
 from penstock.errors import CheckpointError, InvalidRequestError
+from penstock.text.content import ImageSource, content_of, take_images
 from penstock.text.tokenizer import Tokenizer
 from tests.support.tokenizers_for_tests import CORPUS, KINDS, byte_level_bpe, write_tokenizer
 
@@ -412,6 +413,18 @@ def test_voxtral_has_a_template_although_its_files_have_none(tmp_path):
     assert Tokenizer.from_path(tmp_path).apply_chat_template(messages) == (
         "<s>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST][BEGIN_AUDIO][AUDIO]What?[/INST]A bell.</s>[INST]Why?[/INST]"
     )
+
+
+def test_a_template_may_know_a_sound_by_its_field_alone(tmp_path):
+    """As some of Qwen2-Audio's do."""
+    template = (
+        "{% for m in messages %}{% for p in m['content'] %}{% if 'audio' in p or 'audio_url' in p %}<sound>"
+        "{% elif 'text' in p %}{{ p['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    content = content_of([ImageSource("field", b"RIFF", is_sound=True), "What?"], "")
+    messages, sources = take_images([{"role": "user", "content": content}])
+    assert len(sources) == 1
+    assert with_template(tmp_path, template).apply_chat_template(messages) == "<sound>What?"
 
 
 def test_the_template_in_its_own_file_goes_first(tmp_path):

@@ -95,7 +95,8 @@ class Demand:
     workspace: int
     adapters: int = 0
     images: int = 0
-    """Bytes of the vision tower's weights, of features and of pixels."""
+    """Bytes of the weights of the vision tower or audio encoder, of features and of pixels."""
+    takes_sounds: bool = False
 
     @property
     def needed(self) -> int:
@@ -110,7 +111,8 @@ class Demand:
         memory = in_words(self.machine.memory)
         has = f"max_memory is {memory}" if self.machine.is_limited else f"{memory} are free"
         adapters = f", adapters {in_words(self.adapters)}" if self.adapters else ""
-        images = f", the vision tower and images {in_words(self.images)}" if self.images else ""
+        encoder = "audio encoder and sounds" if self.takes_sounds else "vision tower and images"
+        images = f", the {encoder} {in_words(self.images)}" if self.images else ""
         takes = f"weights take {in_words(self.weights)}, the workspace {in_words(self.workspace)}"
         return f"{has}, {takes}{adapters}{images}"
 
@@ -158,12 +160,14 @@ def plan_memory(
         workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
         workspaces[0] += samples * 4 * models[0].facts.vocab_size
     tower, image_features, image_pixels = 0, 0, 0
-    if models[0].facts.tower is not None:
-        tower, image_features = _tower_bytes(models[0], models[0].facts.tower, machine)
-        image_pixels = _pixel_bytes(models[0].facts.tower, machine)
-        workspaces[0] += _tower_workspace(models[0], models[0].facts.tower, machine)
+    facts = models[0].facts.tower
+    if facts is not None:
+        tower, image_features = _tower_bytes(models[0], facts, machine)
+        image_pixels = _pixel_bytes(facts, machine)
+        workspaces[0] += _tower_workspace(models[0], facts, machine)
     images = tower + image_features + image_pixels
-    demand = Demand(machine, sum(weights), sum(workspaces), adapters, images)
+    takes_sounds = facts is not None and facts.takes_sounds
+    demand = Demand(machine, sum(weights), sum(workspaces), adapters, images, takes_sounds)
     num_blocks, limit = _num_blocks(kv_cache_memory, demand, models, limits)
     first, *others = (
         MemoryPlan(
@@ -177,8 +181,6 @@ def plan_memory(
         for index, model in enumerate(models)
     )
     draft = others[0] if others else None
-    facts = models[0].facts.tower
-    takes_sounds = facts is not None and facts.takes_sounds
     return replace(
         first,
         adapters=adapters,

@@ -143,12 +143,14 @@ def _build_engine(
 
 def _adaptable(checkpoint: Checkpoint) -> Adaptable:
     """What adapters can add to; their sizes matter before the dtype is known."""
-    if checkpoint.gguf is not None:
-        from penstock.checkpoint.gguf.config import architecture_of  # here: a folder has no need of it
+    if checkpoint.gguf is None:
+        return adaptable(read_spec(checkpoint), "float32")
+    from penstock.checkpoint.gguf.config import architecture_of  # here: a folder has no need of it
 
-        if architecture_of(checkpoint.gguf)[1].has_factors:
-            return Adaptable({})
-    return adaptable(read_spec(checkpoint), "float32")
+    name, architecture = architecture_of(checkpoint.gguf)
+    if architecture.has_factors:
+        return Adaptable({})
+    return replace(adaptable(read_spec(checkpoint), "float32"), architecture=name)
 
 
 def _listed_adapters(config: AdapterConfig, takes: Adaptable) -> "list[Adapter]":

@@ -241,7 +241,7 @@ class Admission:
         if self._limits.max_prompt_tokens is not None:
             self._check_prompts(requests, self._limits.max_prompt_tokens)
         self._check_room(answers, tokens, caller)
-        self._check_images(pixels, caller)
+        self._check_images(requests, pixels, caller)
         if caller.account is not None:
             caller.account.check(tokens)
             caller.account.spend(tokens)
@@ -303,19 +303,22 @@ class Admission:
                 self._retry_after(),
             )
 
-    def _check_images(self, pixels: int, caller: Caller) -> None:
+    def _check_images(self, requests: Sequence[Request], pixels: int, caller: Caller) -> None:
         most, held = self._pixels.most, self._pixels.held
+        if not pixels or (pixels <= most and self._pixels.fits(pixels, caller.tenant)):
+            return
+        takes_sounds = any(image.is_sound for request in requests for image in request.images)
+        what, form, smaller = ("sounds", "features", "shorter") if takes_sounds else ("images", "pixels", "smaller")
         if pixels > most:
             raise InvalidRequestError(
-                f"the call's images take {pixels} bytes as pixels; the memory plan has {most} for those of all open "
-                "requests: send fewer or smaller images, or give the engine more memory"
+                f"the call's {what} take {pixels} bytes as {form}; the memory plan has {most} for those of all open "
+                f"requests: send fewer or {smaller} {what}, or give the engine more memory"
             )
-        if pixels and not self._pixels.fits(pixels, caller.tenant):
-            raise OverloadedError(
-                f"the images of open requests take {held} bytes as pixels; the memory plan has {most} for them, of "
-                f"which one API key may not take all, and this call's {pixels} do not fit",
-                self._retry_after(),
-            )
+        raise OverloadedError(
+            f"the {what} of open requests take {held} bytes as {form}; the memory plan has {most} for them, of which "
+            f"one API key may not take all, and this call's {pixels} do not fit",
+            self._retry_after(),
+        )
 
     def _retry_after(self) -> float:
         """Estimated seconds until the queue is empty, from the recent rate of completed answers; from 1 to 60."""

@@ -349,7 +349,7 @@ class Call:
         self._context.request_stream = request_stream
         with request_stream:
             if watched:
-                with on_disconnect(self._context.receive, request_stream.abort):
+                with on_disconnect(self._context.receive, self.abort):
                     outputs = await request_stream.results()
             else:
                 outputs = await request_stream.results()

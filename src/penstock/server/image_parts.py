@@ -75,6 +75,8 @@ def not_supported(kind: str, field: str, known: ChatFormat) -> InvalidRequestErr
     takes = "this checkpoint takes text only"
     if known.takes_images or known.takes_sounds:
         takes = f"this model takes text and {'images' if known.takes_images else 'sounds'}"
-    if kind in SOUNDS:
+    if kind in SOUNDS and known.takes_sounds:
+        takes = "sounds belong in messages of the user, as input_audio"
+    elif kind in SOUNDS:
         takes += known.encoder_note
     return InvalidRequestError(f"{field}: {kind} is not supported here: {takes}", field)

@@ -2,7 +2,7 @@
 
     [{"type": "image", "source": ImageSource(...)}, {"type": "text", "text": "What is it?"}]
 
-`take_images` moves the sources out, and leaves `{"type": "image"}` or `{"type": "audio"}`, which chat templates render.
+`take_images` moves the sources out, and leaves `ImageSource.part`, which chat templates render.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,8 +34,8 @@ class ImageSource:
 
     @property
     def part(self) -> dict[str, Any]:
-        """The part of a content that chat templates render."""
-        return {"type": "audio" if self.is_sound else "image"}
+        """The part of a content that chat templates render. Some know a sound by its type, some by its field."""
+        return {"type": "audio", "audio": ""} if self.is_sound else {"type": "image"}
 
 
 def content_of(parts: Iterable[str | ImageSource], separator: str) -> Content:

@@ -1,6 +1,7 @@
 """GGUF adapters: the weights and maps of PEFT's files, and refusals by name."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,16 @@ REFUSED: dict[str, tuple[Callable[[GGUFWriter], None], str]] = {
         lambda writer: writer.add_array("adapter.alora.invocation_tokens", [1]),
         "adapters that begin at a token",
     ),
-    "a norm": (together(A, B, of("blk.0.attn_norm.weight", 32)), "attn_norm.weight, which is not a LoRA weight"),
-    "no B": (A, "has blk.0.attn_q.weight.lora_a, but no lora_b"),
+    "a norm": (together(A, B, of("blk.0.attn_norm.weight", 32)), "attn_norm.weight', which is not a LoRA weight"),
+    "no B": (A, "has lora_a of 'blk.0.attn_q', but no lora_b"),
+    "a name of control characters": (of("\x1b[2J" * 9999, 4), r"it has '\\x1b\[2J.*characters\), which is not a LoRA"),
+    "a scale beyond float32": (
+        together(A, B, lambda writer: writer.add_float64("adapter.lora.alpha", 1e300)),
+        r"adapter.lora.alpha is 1e\+300, which is too large",
+    ),
     "another layer": (
         together(of("blk.7.attn_q.weight.lora_a", 4, 32), of("blk.7.attn_q.weight.lora_b", 16, 4)),
-        r"adds to blk.7.attn_q .* does not have, .*\(attn_q\)",
+        r"adds to 'blk.7.attn_q' .* does not have, .*\(attn_q\)",
     ),
     "another shape": (together(A, of("blk.0.attn_q.weight.lora_b", 8, 4)), r"the shape \[8, 4\]; the model asks"),
     "a large rank": (
@@ -116,6 +122,22 @@ def test_matrices_that_files_have_in_another_form_are_refused(tmp_path: Path) ->
         read_adapter("a", str(write(tmp_path / "a.gguf", pair, "gptneox")), model)
     with pytest.raises(AdapterError, match="architecture 'martian', which is not supported"):
         read_adapter("a", str(write(tmp_path / "a.gguf", pair, "martian")), model)
+
+
+def test_an_adapter_for_a_model_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    """Its matrices may have the same names and shapes, and its rows another order."""
+    file = write(tmp_path / "a.gguf", together(A, B), "qwen2")
+    with pytest.raises(AdapterError, match="for the architecture qwen2; the model's is llama"):
+        read_adapter("a", str(file), replace(MODEL, architecture="llama"))
+
+
+def test_a_split_adapter_is_refused(tmp_path: Path) -> None:
+    def part(writer: GGUFWriter) -> None:
+        writer.add_uint16("split.count", 2)
+
+    write(tmp_path / "a-00002-of-00002.gguf", together(B, part))
+    with pytest.raises(AdapterError, match="split into 2 files"):
+        read_adapter("a", str(write(tmp_path / "a-00001-of-00002.gguf", together(A, part))), MODEL)
 
 
 def test_a_scale_of_zero_is_one_as_in_llama_cpp(tmp_path: Path) -> None:
@@ -143,6 +165,17 @@ def test_one_of_a_hub_repository_is_downloaded(
     read = read_adapter("a", path, MODEL)
     assert Path(read.adapter.path).name == wanted
     assert asked[-1] == [wanted]
+
+
+@pytest.mark.parametrize("path", ["some/lora", "some/lora:F16"])
+def test_one_of_the_hubs_cache_is_found_in_its_folder(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gguf").mkdir()
+    file = write(tmp_path / "gguf" / "a-F16.gguf", together(A, B))
+    monkeypatch.setattr(folder, "hub_answers", lambda: False)
+    monkeypatch.setattr(folder, "cached_folder", lambda repository, revision: tmp_path)
+    assert read_adapter("a", path, MODEL).adapter.path == str(file)
 
 
 def test_a_folder_has_one_of_them(tmp_path: Path) -> None:

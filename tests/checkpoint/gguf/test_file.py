@@ -159,6 +159,8 @@ def test_vision_files_and_statistics_are_no_models() -> None:
     names = ["M.Q8_0.gguf", "M.mmproj-Q8_0.gguf", "M.mmproj-f16.gguf", "M.imatrix.gguf", "mmprojected-Q4_0.gguf"]
     assert choose_gguf(names, "Q8_0", "here") == "M.Q8_0.gguf"
     assert choose_gguf(names[1:], None, "here") == "mmprojected-Q4_0.gguf"
+    of_statistics = ["imatrix_all.gguf", "M-imatrix.gguf"]
+    assert choose_gguf([*of_statistics, "M-imatrix-Q4_0.gguf"], None, "here") == "M-imatrix-Q4_0.gguf"
     assert wanted_files(names, "M.Q8_0.gguf") == ["M.Q8_0.gguf", "M.mmproj-f16.gguf"]
     assert wanted_files(names, "N.Q8_0.gguf") == ["N.Q8_0.gguf"]
 

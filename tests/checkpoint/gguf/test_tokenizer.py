@@ -285,6 +285,15 @@ def test_a_long_number_is_cut_in_time_that_grows_with_its_length(pre: str, after
     assert time.process_time() - began < 10
 
 
+@pytest.mark.parametrize(("pre", "count", "pieces"), [("jais-2", 512 * 4000, 4010), ("deepseek-llm", 100_000, 2)])
+def test_many_spaces_are_cut_in_time_that_grows_with_their_number(pre: str, count: int, pieces: int) -> None:
+    """The models' own patterns look for a line end in the rest of a run, from many places of it."""
+    cuts = PRE_TOKENIZATIONS[pre].pre_tokenizer()
+    began = time.process_time()
+    assert len(cuts.pre_tokenize_str(" " * count + "1")) == pieces
+    assert time.process_time() - began < 10
+
+
 @pytest.mark.parametrize("pre", PRE_TOKENIZATIONS)
 def test_every_cut_gives_the_text_back(file: Path, pre: str) -> None:
     byte_level_of(file, pre)

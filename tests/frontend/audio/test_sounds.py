@@ -1,5 +1,6 @@
 """Sound files as samples."""
 
+import errno
 import io
 import struct
 import sys
@@ -171,3 +172,26 @@ def test_soundfile_reads_flac():
         read_sound(file.getvalue(), 1)
     with pytest.raises(SoundError, match="no format that is read"):
         read_sound(b"nothing that is a sound", 5)
+
+
+def test_a_flac_stream_whose_header_has_no_length_is_read():
+    soundfile = pytest.importorskip("soundfile")
+    file = io.BytesIO()
+    soundfile.write(file, tone(16_000, 2.0), 16_000, format="FLAC")
+    stream = bytearray(file.getvalue())
+    stream[21:26] = (int.from_bytes(stream[21:26], "big") & ~(2**36 - 1)).to_bytes(5, "big")  # the number of samples
+    np.testing.assert_array_equal(read_sound(bytes(stream), 5), read_sound(file.getvalue(), 5))
+    with pytest.raises(SoundError, match="longer than 1 s"):
+        read_sound(bytes(stream), 1)
+
+
+def test_a_container_that_takes_too_much_memory_is_not_called_damaged(monkeypatch):
+    av = pytest.importorskip("av")
+
+    def fail(*_, **__):
+        raise av.error.MemoryError(errno.ENOMEM, "Cannot allocate memory")
+
+    sound = recording("aac", "mp4", 16_000)
+    monkeypatch.setattr(av, "open", fail)
+    with pytest.raises(MemoryError):
+        read_sound(sound, 5)

@@ -9,7 +9,7 @@ import pytest
 from penstock.config.engine_config import ImageConfig
 from penstock.errors import EngineDeadError, InvalidRequestError
 from penstock.frontend.decoders import Decoders
-from penstock.frontend.images.reader import _DECODER, ImageReader
+from penstock.frontend.images.reader import _DECODER, ImageReader, Part, Picture, _KeptPictures
 from penstock.text.content import ImageSource
 from tests.support.pictures import INPUT, base64_of, square, url_of
 
@@ -68,6 +68,15 @@ def test_the_latest_pictures_are_kept_within_their_bytes(reader):
     for colour in ("blue", "green", "white"):  # 768 bytes each
         reader.read(ImageSource("f", square(colour)))
     assert reader.read(ImageSource("f", RED)) is not first
+
+
+def test_a_picture_larger_than_all_that_is_kept_displaces_no_other():
+    kept = _KeptPictures(10)
+    small, large = (Picture((Part(1, 1, b"", bytes(size)),)) for size in (8, 11))
+    kept.add("small", small)
+    kept.add("large", large)
+    assert kept.find("small") is small
+    assert kept.find("large") is None
 
 
 def test_a_process_that_is_killed_from_outside_is_replaced(reader):

@@ -50,6 +50,8 @@ class Adaptable:
     """Those of `matrices` whose heads are used one by one, transposed in part: they take no DoRA."""
     rotated: dict[str, int] = field(default_factory=dict)
     """The head size of queries and keys, by the names of their projections."""
+    architecture: str | None = None
+    """`general.architecture` of the model's GGUF file; None: it has no such file."""
 
     def name_of(self, module: str) -> str:
         """The name in the model of a module that PEFT names `module`."""

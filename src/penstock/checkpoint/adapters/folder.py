@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.adaptable import Adaptable, AdaptableExperts, AdaptedMap, ExpertsPart
 from penstock.checkpoint.adapters.gguf import GGUFAdapter, read_gguf_adapter
-from penstock.checkpoint.adapters.peft import CONFIG_FILE, PeftConfig
+from penstock.checkpoint.adapters.peft import CONFIG_FILE, LARGEST_SCALE, PeftConfig
 from penstock.checkpoint.adapters.weights import WEIGHTS_FILE, check_finite, read_adapter_header
 from penstock.checkpoint.gguf.file import choose_gguf, is_gguf
 from penstock.checkpoint.hub_cache import cached_folder, hub_answers
@@ -28,8 +28,6 @@ _TENSOR = re.compile(
 _COPY = re.compile(r"(.+)\.base_layer\.weight")
 """A copy of the base model's weight, which PEFT saves with an adapter of its embedding."""
 _EXPERTS_PARTS = get_args(ExpertsPart)
-_LARGEST_SCALE = 3.4e38
-"""About the largest float32."""
 _NAME = re.compile(r"[^\s,=/][^\s,=]{0,199}")
 
 
@@ -73,8 +71,7 @@ def adapter_path(path: str) -> Path:
         )
     try:
         if not hub_answers() and (cached := cached_folder(found["repository"], None)) is not None:
-            names = [file.name for file in cached.glob("*.gguf")]
-            return cached if found["choice"] is None else cached / choose_gguf(names, found["choice"], str(cached))
+            return _in_cache(cached, found["choice"])
         return _downloaded(found["repository"], found["choice"])
     except ConfigError:
         raise
@@ -102,6 +99,14 @@ def _downloaded(repository: str, choice: str | None) -> Path:
         return folder  # where the missing config is reported
     name = choose_gguf(names, choice, f"the hub repository {repository}")
     return Path(snapshot_download(repository, allow_patterns=[name])) / name
+
+
+def _in_cache(folder: Path, choice: str | None) -> Path:
+    """What `_downloaded` returns, of a hub repository in the cache."""
+    names = [str(file.relative_to(folder)) for file in folder.rglob("*.gguf")]
+    if choice is None and ((folder / CONFIG_FILE).exists() or not names):
+        return folder
+    return folder / choose_gguf(names, choice, str(folder))
 
 
 def check_name(name: str) -> None:
@@ -189,7 +194,7 @@ def _maps(config: PeftConfig, shapes: Mapping[str, tuple[int, ...]], model: Adap
         other = found.setdefault((adapted.matrix, adapted.part), adapted)
         if other is not adapted:
             raise AdapterError(f"it has {other.module} and {adapted.module}, which are the same linear map")
-        if not abs(adapted.scale) <= _LARGEST_SCALE:
+        if not abs(adapted.scale) <= LARGEST_SCALE:
             raise AdapterError(f"the scale of {module} is {adapted.scale:g}: lora_alpha of {CONFIG_FILE} is too large")
     if not found:
         raise AdapterError("it has no weights")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.adapters.adaptable import Adaptable, AdaptedMap
-from penstock.checkpoint.adapters.peft import MAX_RANK
+from penstock.checkpoint.adapters.peft import LARGEST_SCALE, MAX_RANK
 from penstock.checkpoint.adapters.weights import check_values
 from penstock.checkpoint.gguf.architectures import ARCHITECTURES
 from penstock.checkpoint.gguf.file import Metadata, open_gguf
@@ -88,7 +88,11 @@ def read_gguf_adapter(file: Path, model: Adaptable) -> GGUFAdapter:
         AdapterError: it does not match the model, or requires an unsupported feature.
     """
     opened = open_gguf(file, ("adapter",))
+    if len(opened.files) > 1:  # of which the adapter's digest would cover the first
+        raise AdapterError(f"it is split into {len(opened.files)} files: merge them, as llama-gguf-split --merge does")
     architecture, alpha = _read_settings(opened.metadata)
+    if model.architecture not in (None, architecture):
+        raise AdapterError(f"it is for the architecture {architecture}; the model's is {model.architecture}")
     pairs = _pairs(opened.tensors)
     names = _names(architecture, model)
     maps: list[AdaptedMap] = []
@@ -117,7 +121,10 @@ def _read_settings(metadata: Metadata) -> tuple[str, float]:
     architecture = metadata.need("general.architecture", str)
     if architecture not in ARCHITECTURES:
         raise AdapterError(f"it is for the architecture {shown(architecture)}, which is not supported in GGUF files")
-    return architecture, metadata.find("adapter.lora.alpha", float) or 0.0
+    alpha = metadata.find("adapter.lora.alpha", float) or 0.0
+    if abs(alpha) > LARGEST_SCALE:
+        raise AdapterError(f"adapter.lora.alpha is {alpha:g}, which is too large")
+    return architecture, alpha
 
 
 def _pairs(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
@@ -126,14 +133,15 @@ def _pairs(tensors: Mapping[str, TensorInfo]) -> dict[str, tuple[TensorInfo, Ten
     for name, info in tensors.items():
         tensor = _TENSOR.fullmatch(name)
         if tensor is None:
-            raise AdapterError(f"it has {name}, which is not a LoRA weight of a linear map")
+            raise AdapterError(f"it has {shown(name)}, which is not a LoRA weight of a linear map")
         if info.type.name not in _TYPES:
-            raise AdapterError(f"{name} is of type {info.type.name}; {', '.join(_TYPES)} are supported")
+            raise AdapterError(f"{shown(name)} is of type {info.type.name}; {', '.join(_TYPES)} are supported")
         found.setdefault(tensor["stem"], {})[tensor["part"]] = info
     for stem, parts in found.items():
         if len(parts) < 2:
             (there,) = parts
-            raise AdapterError(f"it has {stem}.weight.lora_{there}, but no lora_{'b' if there == 'a' else 'a'} of it")
+            other = "b" if there == "a" else "a"
+            raise AdapterError(f"it has lora_{there} of {shown(stem)}, but no lora_{other} of it")
     return {stem: (parts["a"], parts["b"]) for stem, parts in found.items()}
 
 
@@ -181,8 +189,8 @@ def _why_not(stem: str, architecture: str, names: Mapping[str, str]) -> str:
         return f"it adds to {stem}, which GGUF files of {architecture} have in another form: give it in PEFT's form"
     kinds = list(dict.fromkeys(name.rpartition(".")[2] for name in names))
     return (
-        f"it adds to {stem} of the architecture {architecture}, which this model does not have, or not as a linear map "
-        f"that adapters may add to ({', '.join(kinds)})"
+        f"it adds to {shown(stem)} of the architecture {architecture}, which this model does not have, or not as a "
+        f"linear map that adapters may add to ({', '.join(kinds)})"
     )
 
 

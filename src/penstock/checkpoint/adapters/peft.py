@@ -14,6 +14,8 @@ from penstock.errors import AdapterError, shown
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 256
+LARGEST_SCALE = 3.4e38
+"""About the largest float32."""
 
 MAX_LISTED = 4096
 """Maximum entries of a list of modules or patterns: each module of the model is compared with all of them."""

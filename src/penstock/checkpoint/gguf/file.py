@@ -15,8 +15,9 @@ T = TypeVar("T", bool, int, float, str)
 D = TypeVar("D")
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_OTHERS = re.compile(r"(^|[-._])(?P<kind>mmproj|imatrix)([-._]|$)", re.IGNORECASE)
-"""In the name of a file that is no model: a vision file, or the statistics of a quantizer."""
+_VISION = re.compile(r"(^|[-._])mmproj([-._]|$)", re.IGNORECASE)
+_STATISTICS = re.compile(r"^imatrix([-._]|$)|[-._]imatrix$", re.IGNORECASE)
+"""The name of a file of a quantizer's statistics; models may be called M-imatrix-Q4_K_M."""
 _MAX_PARTS = 1000
 _MOST_LISTED = 12
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
@@ -238,13 +239,12 @@ def choose_gguf(names: Sequence[str], choice: str | None, where: str) -> str:
 
 def is_model_name(name: str) -> bool:
     """Whether a GGUF file of this name may be a model."""
-    return _OTHERS.search(Path(name).name.removesuffix(".gguf")) is None
+    return not is_vision_name(name) and _STATISTICS.search(Path(name).name.removesuffix(".gguf")) is None
 
 
 def is_vision_name(name: str) -> bool:
     """Whether the name is that of a vision file (mmproj-F16.gguf, NAME.mmproj-f16.gguf)."""
-    found = _OTHERS.search(Path(name).name.removesuffix(".gguf"))
-    return found is not None and found["kind"].lower() == "mmproj"
+    return _VISION.search(Path(name).name.removesuffix(".gguf")) is not None
 
 
 def _begins_model(name: str) -> bool:

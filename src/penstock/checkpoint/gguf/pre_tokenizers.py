@@ -94,9 +94,9 @@ _AFMOE_LETTERS = (
     "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
 )
 _AFMOE_DIGITS = (r"\p{N}+", r"\A\p{N}{1,2}(?=(?>(?:\p{N}{3})*)\z)|\p{N}{3}")
-# Jais 2's spaces: runs in powers of two
+# Jais 2's spaces: runs in powers of two. No line ends in the rest of a run: to look for one would take quadratic time.
 _JAIS_SPACES = "".join(rf"\s{{{count}}}(?!\S)|" for count in (512, 256, 128, 64, 32, 16, 8, 4))
-_JAIS2 = _words(r"\p{N}{1,3}").replace(r"\s+(?!\S)|\s+", rf"{_JAIS_SPACES}\s{{1,2}}(?!\S)|\s{{1}}")
+_JAIS2 = _words(r"\p{N}{1,3}").replace(_SPACES, rf"(?<![^\S\r\n])\s*[\r\n]+|{_JAIS_SPACES}\s{{1,2}}(?!\S)|\s{{1}}")
 
 PRE_TOKENIZATIONS = {
     "default": PreTokenization((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
@@ -126,7 +126,7 @@ PRE_TOKENIZATIONS = {
             r"[\r\n]",
             rf"\s?{_CASED}+",
             "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-            r"\s+$",
+            r"(?<!\s)\s+$",  # the model's own, \s+$, takes quadratic time
             "[一-龥ࠀ-一가-퟿]+",
             r"\p{N}",
         )

@@ -76,6 +76,8 @@ def open_container(data: bytes, kind: str) -> OpenedSound:
     only = {"codec_whitelist": ",".join(_CODECS), "protocol_whitelist": "none", "enable_drefs": "0"}
     try:
         file = av.open(io.BytesIO(data), "r", format=kind, container_options=only, metadata_errors="ignore")
+    except MemoryError:  # FFmpeg's is an FFmpegError, too
+        raise
     except (av.FFmpegError, ValueError) as error:
         raise _damaged(kind, error) from None
     if not file.streams.audio:
@@ -103,6 +105,8 @@ def _frames(file: "InputContainer", kind: str) -> "Iterator[AudioFrame]":
 
     try:
         yield from file.decode(file.streams.audio[0])
+    except MemoryError:  # FFmpeg's is an FFmpegError, too
+        raise
     except (av.FFmpegError, ValueError) as error:
         raise _damaged(kind, error) from None
 

@@ -26,6 +26,8 @@ _GROUP = 64
 """Outputs of the interpolation that are computed from the same inputs."""
 _MOST_SAMPLES = 2**31
 """Samples of a file in all channels: two hours at 149 kHz, such as three channels of 48 kHz."""
+_UNKNOWN_FRAMES = 2**63 - 1
+"""Frames, by soundfile, of a file whose header does not say how many it has."""
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 
@@ -161,6 +163,10 @@ def _open_other(data: bytes) -> OpenedSound:
             "the audio is of no format that is read: send WAV, FLAC, MP3, Ogg, MP4 (M4A) or WebM"
         ) from None
 
+    num_frames = max(file.frames, 0)
+    if num_frames == _UNKNOWN_FRAMES:  # a FLAC file that was written as a stream
+        num_frames, file.seekable = 0, lambda: False  # soundfile seeks after each reading, which then fails
+
     def blocks() -> Iterator[Samples]:
         try:
             while len(block := file.read(BLOCK_SECONDS * file.samplerate, dtype="float32", always_2d=True)):
@@ -168,7 +174,7 @@ def _open_other(data: bytes) -> OpenedSound:
         except (soundfile.LibsndfileError, RuntimeError) as error:
             raise SoundError(f"the audio is damaged: {error}") from None
 
-    return OpenedSound(file.samplerate, max(file.frames, 0), file.channels, blocks())
+    return OpenedSound(file.samplerate, num_frames, file.channels, blocks())
 
 
 def resample(samples: Samples, rate: int) -> Samples:

@@ -205,7 +205,7 @@ class _KeptPictures:
 
     def __init__(self, max_bytes: int) -> None:
         self._pictures: OrderedDict[Any, Picture] = OrderedDict()
-        self._left = max_bytes
+        self._max_bytes = self._left = max_bytes
         self._lock = threading.Lock()
 
     def find(self, key: Any) -> Picture | None:
@@ -217,7 +217,7 @@ class _KeptPictures:
 
     def add(self, key: Any, picture: Picture) -> None:
         with self._lock:
-            if key in self._pictures:
+            if key in self._pictures or picture.num_bytes > self._max_bytes:  # which would drop all others, and itself
                 return
             self._pictures[key] = picture
             self._left -= picture.num_bytes

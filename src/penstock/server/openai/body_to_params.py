@@ -314,7 +314,8 @@ def _source(part: ContentPart, field: str, known: ChatFormat) -> ImageSource | N
     if known.takes_images and part.type in _IMAGES:
         return image_at_url(part.image_url, part.detail, field)
     if known.takes_sounds and part.type in SOUNDS:
-        return sound_in(part.input_audio, field) if part.audio_url is None else sound_at_url(part.audio_url, field)
+        is_url = part.type == "audio_url" or (part.input_audio is None and part.audio_url is not None)
+        return sound_at_url(part.audio_url, field) if is_url else sound_in(part.input_audio, field)
     return None
 
 

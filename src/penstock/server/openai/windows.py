@@ -51,22 +51,32 @@ async def transcribe_windows(
 
 
 async def _ask(call: Call, questions: Sequence[Question], series: Series, *, watched: bool) -> list[RequestOutput]:
-    """The answers about a window: from the journal, or computed."""
-    name = _name(call, questions)
+    """The answers about a window: from the journal, or computed. Those of a series that has begun wait where others are
+    refused."""
+    name, until = _name(call, questions), time.monotonic() + call.queue_seconds
     accepted = await _accept(call, questions, name or uuid.uuid4().hex)
-    while name is not None:
+    while True:
         _check_connected(call)
         try:
-            found = await call.recorded_outputs(accepted, watched=watched)
-        except (InvalidRequestError, EngineError):  # it was aborted, or failed
-            accepted = await _accept(call, questions, uuid.uuid4().hex)
-            break
-        if found is not None:
-            series.may_go_on = True
-            return found
-        if call.engine.open_requests.find(accepted[0].request.request_id) is None:  # an equal call may have begun it
-            break
-    return await _compute(call, accepted, series, watched=watched)
+            if name is not None:
+                try:
+                    found = await call.recorded_outputs(accepted, watched=watched)
+                except (InvalidRequestError, EngineError):  # it was aborted, or failed
+                    name, accepted = None, await _accept(call, questions, uuid.uuid4().hex)
+                    continue
+                if found is not None:
+                    series.may_go_on = True
+                    return found
+                if call.engine.open_requests.find(accepted[0].request.request_id) is not None:
+                    continue  # an equal call has begun it since
+            return await call.outputs(accepted, watched=watched, series=series)
+        except LimitError as error:
+            is_over = isinstance(error, (QueueTimeoutError, ShuttingDownError)) or time.monotonic() > until
+            if is_over or not series.may_go_on:
+                raise
+            pause = min(error.retry_after, _POLL_SECONDS)
+        with call.connected() if watched else contextlib.nullcontext():
+            await asyncio.sleep(pause)
 
 
 def _name(call: Call, questions: Sequence[Question]) -> str | None:
@@ -74,7 +84,8 @@ def _name(call: Call, questions: Sequence[Question]) -> str | None:
     if not call.engine.journaled or any(each.params.temperature and each.params.seed is None for each in questions):
         return None
     about = [(each.prompt, each.params, [image.digest for image in each.images]) for each in questions]
-    content = repr((call.tenant, call.engine.info.model_identity, call.engine.info.arithmetic, about))
+    adapter = None if call.adapter is None else (call.adapter.name, call.adapter.digest)
+    content = repr((call.tenant, call.engine.info.model_identity, call.engine.info.arithmetic, adapter, about))
     return hashlib.sha256(content.encode()).hexdigest()
 
 
@@ -88,22 +99,6 @@ async def _accept(call: Call, questions: Sequence[Question], name: str) -> list[
         )
         for index, question in enumerate(questions)
     ]
-
-
-async def _compute(call: Call, accepted: Sequence[Accepted], series: Series, *, watched: bool) -> list[RequestOutput]:
-    """Run the requests about a window; those of a series that has begun wait where others are refused."""
-    until = time.monotonic() + call.queue_seconds
-    while True:
-        _check_connected(call)
-        try:
-            return await call.outputs(accepted, watched=watched, series=series)
-        except LimitError as error:
-            is_over = isinstance(error, (QueueTimeoutError, ShuttingDownError)) or time.monotonic() > until
-            if is_over or not series.may_go_on:
-                raise
-            pause = min(error.retry_after, _POLL_SECONDS)
-        with call.connected() if watched else contextlib.nullcontext():
-            await asyncio.sleep(pause)
 
 
 def _check_connected(call: Call) -> None:
