@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import threading
 import types
 
 import httpx
@@ -22,7 +23,9 @@ from penstock.frontend.client import AsyncEngine
 from penstock.frontend.limits import QueueLimits
 from penstock.frontend.served_model import ServedModel, identity_of
 from penstock.frontend.served_models import ServedModels
+from penstock.server import listed
 from penstock.server.app import create_app
+from penstock.server.body_route import LARGE_BODY
 from penstock.server.config import ServerConfig
 from penstock.server.keys import load_keys
 from penstock.server.ollama import pull
@@ -228,6 +231,36 @@ def test_a_download_that_its_client_leaves_is_ended_and_few_run_at_a_time(monkey
             await anext(pull._download(models, "some/repo"))
 
     asyncio.run(run())
+
+
+def test_a_model_may_be_removed_while_it_is_listed(tiny_llama, monkeypatch):
+    async def talk(http, served):
+        is_asked, is_removed = threading.Event(), threading.Event()
+
+        def find(*_arguments):
+            is_asked.set()
+            assert is_removed.wait(30)
+
+        monkeypatch.setattr(listed, "find_on_disk", find)
+        listing = asyncio.ensure_future(http.get("/v1/models"))
+        assert await asyncio.to_thread(is_asked.wait, 30)
+        served.remove_model("b")
+        is_removed.set()
+        assert (await listing).status_code == 200
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama})
+
+
+def test_large_bodies_are_read_when_the_first_model_is_gone(tiny_llama):
+    async def talk(http, served):
+        served.remove_model("a")
+        while served._closing or len(served.models) > 1:
+            await asyncio.sleep(0.01)
+        content = json.dumps({"model": "b", "prompt": [5], "max_tokens": 1}) + " " * LARGE_BODY
+        answer = await http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 200, answer.text
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama})
 
 
 def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
