@@ -5,7 +5,10 @@ that are added, replaced and deleted while it serves.
 import asyncio
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import types
 
@@ -16,7 +19,7 @@ from penstock.api.request import Adapter
 from penstock.checkpoint import checkpoint
 from penstock.checkpoint.created import created_models, find_created
 from penstock.config.engine_config import EngineConfig
-from penstock.errors import OverloadedError
+from penstock.errors import CheckpointError, OverloadedError
 from penstock.fleet.link import EngineLink
 from penstock.fleet.model_broker import ModelBroker
 from penstock.frontend.client import AsyncEngine
@@ -231,6 +234,50 @@ def test_a_download_that_its_client_leaves_is_ended_and_few_run_at_a_time(monkey
             await anext(pull._download(models, "some/repo"))
 
     asyncio.run(run())
+
+
+def test_a_pull_ends_with_a_response_whose_line_nobody_reads():
+    ended, sent = [], asyncio.Event()
+
+    async def steps():
+        try:
+            yield {"status": "pulling manifest"}
+        finally:
+            ended.append(True)
+
+    async def receive():
+        await sent.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            sent.set()
+            await asyncio.sleep(60)
+
+    async def run():
+        response = pull._PullStream(steps())
+        await asyncio.wait_for(response({"type": "http"}, receive, send), 10)
+        assert ended
+
+    asyncio.run(run())
+
+
+def test_the_process_of_a_pull_ends_with_its_server():
+    command = [sys.executable, "-m", "penstock.checkpoint.hub_pull", "some/repo"]
+    environment = {**os.environ, "PENSTOCK_PARENT_PROCESS": "1", "HF_ENDPOINT": "http://127.0.0.1:1"}
+    assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == -signal.SIGKILL
+
+
+def test_a_model_whose_download_was_broken_off_is_not_whole(tiny_llama, tmp_path, monkeypatch):
+    (tmp_path / "config.json").symlink_to(tiny_llama / "config.json")
+    parts = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(parts))
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    monkeypatch.setattr(pull, "find_local", lambda name: tiny_llama if name == "whole" else tmp_path)
+    assert pull._find_whole("whole") == str(tiny_llama)
+    assert pull._find_whole("some/repo") is None
+    with pytest.raises(CheckpointError, match="00002-of-00002"):
+        pull._find_whole("alias")
 
 
 def test_a_model_may_be_removed_while_it_is_listed(tiny_llama, monkeypatch):
