@@ -310,6 +310,30 @@ def test_large_bodies_are_read_when_the_first_model_is_gone(tiny_llama):
     with_models(talk, {"a": tiny_llama, "b": tiny_llama})
 
 
+def test_a_key_without_a_model_here_loads_none_and_is_told_no_name(tiny_llama, tmp_path):
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS.replace('["b", "tuned"]', '["tuned"]'))
+    one = {"authorization": "Bearer sk-one"}
+
+    async def talk(http, served):
+        refused = await http.post("/v1/completions", json={"prompt": [5]}, headers=one)
+        assert (refused.status_code, "'a'" in refused.text, "tuned" in refused.text) == (403, False, True)
+        missing = await http.get("/v1/models/tuned", headers=one)
+        assert missing.json()["error"]["message"] == "the model 'tuned' is not served here"
+        use = await served.use("b", None)
+        use.engine.adapters.add(Adapter("tuned", "/tuned", "0" * 64, 10))
+        assert (await http.get("/info", headers=one)).status_code == 200, "of the model with its adapter"
+        use.engine.adapters.remove("tuned")
+        use.end()
+        for name in ("a", "b"):
+            served.remove_model(name)
+        assert (await http.post("/v1/completions", json={"prompt": [5]}, headers=one)).status_code == 403
+        assert served.status("c").state == "unloaded"
+
+    models = dict.fromkeys("abc", tiny_llama)
+    with_models(talk, models, load_keys(None, str(file), private_cache=False))
+
+
 def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
     file = tmp_path / "keys.toml"
     file.write_text(KEYS.replace('["b", "tuned"]', '["tuned"]'))
@@ -318,7 +342,10 @@ def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
     async def talk(http, engine, app):
         refused = await http.get("/v1/models", headers=one)
         assert refused.json()["data"] == []
-        assert (await http.post("/v1/completions", json={"prompt": [5]}, headers=one)).status_code == 403
+        for path in ("/v1/completions", "/api/pull"):
+            refused = await http.post(path, json={"prompt": [5], "model": None if "v1" in path else "x"}, headers=one)
+            assert refused.status_code == (403 if "v1" in path else 404)
+            assert "rule" not in refused.text
         engine.adapters.add(Adapter("tuned", "/tuned", "0" * 64, 10))
         assert await names(http, **one) == ["tuned"]
         answer = await http.post(
