@@ -31,6 +31,7 @@ from penstock.server.app import create_app
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.config import ServerConfig
 from penstock.server.keys import load_keys
+from penstock.server.logs import FIELDS
 from penstock.server.ollama import pull
 from tests.engine.rule_core import HELD, RULE_CORE
 from tests.server.in_process import with_app
@@ -332,6 +333,16 @@ def test_a_key_without_a_model_here_loads_none_and_is_told_no_name(tiny_llama, t
 
     models = dict.fromkeys("abc", tiny_llama)
     with_models(talk, models, load_keys(None, str(file), private_cache=False))
+
+
+def test_logged_prompts_are_in_the_words_of_their_model(tiny_llama, tmp_path, caplog):
+    async def talk(http, served):
+        assert (await complete(http, "b")).status_code == 200
+
+    caplog.set_level("INFO", "penstock.access")
+    with_models(talk, {"a": tiny_llama, "b": tmp_path}, config=ServerConfig(log_prompts=True))
+    (prompts,) = [getattr(record, FIELDS)["prompts"] for record in caplog.records if record.name == "penstock.access"]
+    assert prompts == ["[5]"], "this model has no tokenizer"
 
 
 def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
