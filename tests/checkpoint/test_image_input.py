@@ -69,7 +69,7 @@ def test_an_unknown_family_takes_text_only(tmp_path):
 
 
 def test_options_turn_images_off_and_bound_their_tokens(tmp_path):
-    opened, facts = checkpoint(tmp_path), SimpleNamespace(tower=SimpleNamespace(is_attended=False))
+    opened, facts = checkpoint(tmp_path), SimpleNamespace(tower=SimpleNamespace(takes_sounds=False))
     whole = _image_input(EngineConfig(), opened, facts)
     assert whole == replace(read_image_input(opened), max_tokens=4096)
     allowed = _image_input(EngineConfig.from_options(max_image_tokens=16_384), opened, facts)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import CheckpointError
@@ -56,6 +57,28 @@ def test_logits_equal_those_of_transformers_whole_in_chunks_and_decoding(
     if kernels is recording_table:
         assert isinstance(looker.runner._forward, RecordedForward)
         assert torch.equal(cut, whole)
+
+
+@pytest.mark.parametrize("name", ["Qwen2-VL", "Qwen2.5-VL"])
+def test_repositories_in_their_published_form_are_read(name: str, tmp_path: Path) -> None:
+    """Without a section for the text model, with rope type `mrope` and the tensors' older names."""
+    made = make(name, tmp_path)
+    expected, _ = looked(made, reference_ops(), [])
+    config = json.loads((tmp_path / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    text |= {
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "mrope", "mrope_section": rope["mrope_section"]},
+    }
+    config |= {key: value for key, value in text.items() if key not in {"model_type", "layer_types"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    older = {"model.language_model.": "model.", "model.visual.": "visual."}
+    tensors = load_file(tmp_path / "model.safetensors")
+    for new, old in older.items():
+        tensors = {name.replace(new, old): tensor for name, tensor in tensors.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    torch.testing.assert_close(looked(made, reference_ops(), [])[0], expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)

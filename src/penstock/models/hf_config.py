@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 _ROPE_TYPES: dict[str, tuple[str, ...]] = {
     "default": (),
+    "mrope": (),  # as Qwen2-VL's repositories name what `mrope_section` makes of the default
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
@@ -397,7 +398,7 @@ def _rope(given: HFConfig, head_dim: int, max_position: int) -> RopeConfig:
     rope = RopeConfig(
         dim=dim,
         theta=given.positive("rope_theta", 10000.0),
-        type=cast(RopeType, kind),
+        type=cast(RopeType, "default" if kind == "mrope" else kind),
         original_max_position=given.size("original_max_position_embeddings"),
         **settings,
     )
