@@ -4,6 +4,7 @@ import asyncio
 import math
 import os
 import signal
+import types
 from dataclasses import replace
 
 import pytest
@@ -272,6 +273,51 @@ def test_a_removed_model_is_unloaded_after_its_requests(tmp_path):
         models.remove_model("b")
         with pytest.raises(ModelNotFoundError):
             await waiting
+        with pytest.raises(ModelNotFoundError):  # two callers at once
+            models.remove_model("b")
         held.end()
 
     serve([tmp_path / "a"], talk)
+
+
+def test_a_load_after_a_download_has_the_time_limit_of_a_load(tmp_path):
+    async def talk(models):
+        (await models.use("b", None)).end()
+        models.models["b"].is_downloading = True  # its first load, which ended before it told of any weights
+        (await models.use("a", None)).end()
+        (tmp_path / "b" / "stuck").touch()
+        models.load_timeout = 0.3
+        with pytest.raises(EngineError, match="made no progress"):
+            await models.use("b", 10.0)
+
+    serve([tmp_path / "a", tmp_path / "b"], talk)
+
+
+def test_a_call_is_looked_up_while_a_model_is_added(tmp_path):
+    async def find(_name):
+        return [types.SimpleNamespace(record=types.SimpleNamespace(model="another"))]
+
+    async def talk(models):
+        models._journal = types.SimpleNamespace(find=find)
+        looking = asyncio.ensure_future(models.engine_of_call("call"))
+        await asyncio.sleep(0)  # it compares the first model
+        models.add_model("b", str(tmp_path / "a"))
+        assert await looking is models.main
+        models._journal = None
+
+    serve([tmp_path / "a"], talk)
+
+
+def test_the_load_of_a_removed_model_ends_and_others_are_loaded(tmp_path):
+    async def talk(models):
+        (tmp_path / "b" / "stuck").touch()
+        waiting = asyncio.ensure_future(models.use("b", None))
+        while models.status("b").state != "loading":
+            await asyncio.sleep(0.001)
+        models.remove_model("b")
+        with pytest.raises(ModelNotFoundError):
+            await waiting
+        (await models.use("c", 20.0)).end()
+        assert list(models.models) == ["a", "c"]
+
+    serve([tmp_path / name for name in "abc"], talk, max_loaded=2)

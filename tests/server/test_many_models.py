@@ -5,7 +5,11 @@ that are added, replaced and deleted while it serves.
 import asyncio
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import types
 
 import httpx
@@ -15,16 +19,19 @@ from penstock.api.request import Adapter
 from penstock.checkpoint import checkpoint
 from penstock.checkpoint.created import created_models, find_created
 from penstock.config.engine_config import EngineConfig
-from penstock.errors import OverloadedError
+from penstock.errors import CheckpointError, OverloadedError
 from penstock.fleet.link import EngineLink
 from penstock.fleet.model_broker import ModelBroker
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.limits import QueueLimits
 from penstock.frontend.served_model import ServedModel, identity_of
 from penstock.frontend.served_models import ServedModels
+from penstock.server import listed
 from penstock.server.app import create_app
+from penstock.server.body_route import LARGE_BODY
 from penstock.server.config import ServerConfig
 from penstock.server.keys import load_keys
+from penstock.server.logs import FIELDS
 from penstock.server.ollama import pull
 from tests.engine.rule_core import HELD, RULE_CORE
 from tests.server.in_process import with_app
@@ -230,6 +237,114 @@ def test_a_download_that_its_client_leaves_is_ended_and_few_run_at_a_time(monkey
     asyncio.run(run())
 
 
+def test_a_pull_ends_with_a_response_whose_line_nobody_reads():
+    ended, sent = [], asyncio.Event()
+
+    async def steps():
+        try:
+            yield {"status": "pulling manifest"}
+        finally:
+            ended.append(True)
+
+    async def receive():
+        await sent.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            sent.set()
+            await asyncio.sleep(60)
+
+    async def run():
+        response = pull._PullStream(steps())
+        await asyncio.wait_for(response({"type": "http"}, receive, send), 10)
+        assert ended
+
+    asyncio.run(run())
+
+
+def test_the_process_of_a_pull_ends_with_its_server():
+    command = [sys.executable, "-m", "penstock.checkpoint.hub_pull", "some/repo"]
+    environment = {**os.environ, "PENSTOCK_PARENT_PROCESS": "1", "HF_ENDPOINT": "http://127.0.0.1:1"}
+    assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == -signal.SIGKILL
+
+
+def test_a_model_whose_download_was_broken_off_is_not_whole(tiny_llama, tmp_path, monkeypatch):
+    (tmp_path / "config.json").symlink_to(tiny_llama / "config.json")
+    parts = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(parts))
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    monkeypatch.setattr(pull, "find_local", lambda name: tiny_llama if name == "whole" else tmp_path)
+    assert pull._find_whole("whole") == str(tiny_llama)
+    assert pull._find_whole("some/repo") is None
+    with pytest.raises(CheckpointError, match="00002-of-00002"):
+        pull._find_whole("alias")
+
+
+def test_a_model_may_be_removed_while_it_is_listed(tiny_llama, monkeypatch):
+    async def talk(http, served):
+        is_asked, is_removed = threading.Event(), threading.Event()
+
+        def find(*_arguments):
+            is_asked.set()
+            assert is_removed.wait(30)
+
+        monkeypatch.setattr(listed, "find_on_disk", find)
+        listing = asyncio.ensure_future(http.get("/v1/models"))
+        assert await asyncio.to_thread(is_asked.wait, 30)
+        served.remove_model("b")
+        is_removed.set()
+        assert (await listing).status_code == 200
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama})
+
+
+def test_large_bodies_are_read_when_the_first_model_is_gone(tiny_llama):
+    async def talk(http, served):
+        served.remove_model("a")
+        while served._closing or len(served.models) > 1:
+            await asyncio.sleep(0.01)
+        content = json.dumps({"model": "b", "prompt": [5], "max_tokens": 1}) + " " * LARGE_BODY
+        answer = await http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 200, answer.text
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama})
+
+
+def test_a_key_without_a_model_here_loads_none_and_is_told_no_name(tiny_llama, tmp_path):
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS.replace('["b", "tuned"]', '["tuned"]'))
+    one = {"authorization": "Bearer sk-one"}
+
+    async def talk(http, served):
+        refused = await http.post("/v1/completions", json={"prompt": [5]}, headers=one)
+        assert (refused.status_code, "'a'" in refused.text, "tuned" in refused.text) == (403, False, True)
+        missing = await http.get("/v1/models/tuned", headers=one)
+        assert missing.json()["error"]["message"] == "the model 'tuned' is not served here"
+        use = await served.use("b", None)
+        use.engine.adapters.add(Adapter("tuned", "/tuned", "0" * 64, 10))
+        assert (await http.get("/info", headers=one)).status_code == 200, "of the model with its adapter"
+        use.engine.adapters.remove("tuned")
+        use.end()
+        for name in ("a", "b"):
+            served.remove_model(name)
+        assert (await http.post("/v1/completions", json={"prompt": [5]}, headers=one)).status_code == 403
+        assert served.status("c").state == "unloaded"
+
+    models = dict.fromkeys("abc", tiny_llama)
+    with_models(talk, models, load_keys(None, str(file), private_cache=False))
+
+
+def test_logged_prompts_are_in_the_words_of_their_model(tiny_llama, tmp_path, caplog):
+    async def talk(http, served):
+        assert (await complete(http, "b")).status_code == 200
+
+    caplog.set_level("INFO", "penstock.access")
+    with_models(talk, {"a": tiny_llama, "b": tmp_path}, config=ServerConfig(log_prompts=True))
+    (prompts,) = [getattr(record, FIELDS)["prompts"] for record in caplog.records if record.name == "penstock.access"]
+    assert prompts == ["[5]"], "this model has no tokenizer"
+
+
 def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
     file = tmp_path / "keys.toml"
     file.write_text(KEYS.replace('["b", "tuned"]', '["tuned"]'))
@@ -238,7 +353,10 @@ def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
     async def talk(http, engine, app):
         refused = await http.get("/v1/models", headers=one)
         assert refused.json()["data"] == []
-        assert (await http.post("/v1/completions", json={"prompt": [5]}, headers=one)).status_code == 403
+        for path in ("/v1/completions", "/api/pull"):
+            refused = await http.post(path, json={"prompt": [5], "model": None if "v1" in path else "x"}, headers=one)
+            assert refused.status_code == (403 if "v1" in path else 404)
+            assert "rule" not in refused.text
         engine.adapters.add(Adapter("tuned", "/tuned", "0" * 64, 10))
         assert await names(http, **one) == ["tuned"]
         answer = await http.post(

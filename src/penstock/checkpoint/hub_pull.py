@@ -13,10 +13,11 @@ import sys
 import threading
 from pathlib import Path
 
-from penstock.checkpoint.checkpoint import download_model, open_checkpoint
+from penstock.checkpoint.checkpoint import download_model, open_checkpoint, weights_size
 from penstock.checkpoint.hub_cache import check_files, find_cached
 from penstock.checkpoint.hub_download import download_large_files
 from penstock.errors import CheckpointError, ConfigError
+from penstock.system.parent import die_with_parent
 
 INTERVAL = 0.3
 """Seconds between lines about a file that grows."""
@@ -90,9 +91,11 @@ def _pull(model: str) -> Path:
     if (cached := find_cached(model)) is not None:
         check_files(cached.files)
     open_checkpoint(str(path))
+    weights_size(path)  # raises if a part is missing, as without a network after a download that was broken off
     return path
 
 
 if __name__ == "__main__":
+    die_with_parent()
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     main(sys.argv[1])

@@ -78,6 +78,8 @@ class Beside:
     on_loading: OnLoading
     others_work: Callable[[], bool]
     """Whether another model has open requests."""
+    large_work: LargeWork
+    """Which stays open when this engine is closed."""
     entries: Sequence[Entry] = ()
     """Its unfinished requests in the journal, which is open and stays so when this engine is closed."""
 
@@ -178,7 +180,7 @@ class AsyncEngine:
             default_sampling=default_sampling,
         )
         self.adapters = AdapterNames(lambda: self.info)
-        self.large_work = LargeWork(holds_lock=True)
+        self.large_work = LargeWork(holds_lock=True) if beside is None else beside.large_work
         """Parsing, and other work in Python."""
         self._text_work = LargeWork()
         self.prompts = PromptEncoder(tokenizer, self.large_work, self._text_work)
@@ -275,7 +277,8 @@ class AsyncEngine:
         """End the engine processes, and all open requests with an error."""
         self.fail_all(EngineDeadError("the server is shutting down"))
         await self.fleet.close()
-        await asyncio.to_thread(self.large_work.close)
+        if self._beside is None:
+            await asyncio.to_thread(self.large_work.close)
         await asyncio.to_thread(self._text_work.close)
         if self.images is not None:
             await asyncio.to_thread(self.images.close)

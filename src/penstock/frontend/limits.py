@@ -5,7 +5,7 @@ CallLimits (HTTP) ──Caller──> AsyncEngine.open ──> Admission.enter �
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,8 +60,19 @@ class Caller:
             ModelNotPermittedError: it may not use the model or adapter of this name, whether or not there is one.
         """
         if not self.may_use(name):
-            known = ", ".join(sorted(self.models or ()))
-            raise ModelNotPermittedError(f"this API key may not use the model {shown(name)}; it may use: {known}")
+            raise ModelNotPermittedError(f"this API key may not use the model {shown(name)}; it may use: {self._known}")
+
+    def check_any(self, names: Iterable[str]) -> None:
+        """
+        Raises:
+            ModelNotPermittedError: it may use none of these models and adapters, whose names the error does not tell.
+        """
+        if not any(map(self.may_use, names)):
+            raise ModelNotPermittedError(f"this API key may use no model of this server; it may use: {self._known}")
+
+    @property
+    def _known(self) -> str:
+        return ", ".join(sorted(self.models or ()))
 
     @property
     def default_priority(self) -> int:

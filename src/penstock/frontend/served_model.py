@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from penstock.checkpoint.checkpoint import find_on_disk, weights_size
 from penstock.config.engine_config import EngineConfig
 from penstock.engine.protocol import Loading
-from penstock.errors import EngineDeadError, PenstockError
+from penstock.errors import EngineDeadError, EngineError, PenstockError
 from penstock.fleet.model_broker import LoadStage
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.recovery.journal_rows import Entry
@@ -33,7 +33,9 @@ class ServedModel:
         self.is_downloading = False
         """Whether its load began without its files on this machine."""
         self.progressed = asyncio.Event()
-        """Set by each sign of progress of a load."""
+        """Set by each sign of progress of a load, and by its end."""
+        self.is_dropped = False
+        """Whether it is not served any more, so that nobody waits for a load of it."""
         self.entries: Sequence[Entry] = ()
         """Unfinished requests in the journal, until it is loaded."""
         self.waiting: list[asyncio.Future[ServedModel]] = []
@@ -60,11 +62,25 @@ class ServedModel:
         assert self.engine is not None, "the model was never loaded"
         return self.engine
 
+    def drop(self) -> None:
+        """End a load that is under way."""
+        self.is_dropped = True
+        self.progressed.set()
+
+    def check_served(self) -> None:
+        """
+        Raises:
+            EngineError: it is not served any more.
+        """
+        if self.is_dropped:
+            raise EngineError(f"the model {self.served_name} was replaced or removed")
+
     async def wait_for_start(self, start: Coroutine[Any, Any, T], timeout: float) -> T:
         """Wait for a start of its engines, unless it makes no progress for `timeout` seconds.
 
         Raises:
             EngineDeadError: it did not; the engines have been ended.
+            EngineError: it is not served any more; they have been ended, too.
         """
         starting = asyncio.ensure_future(start)
         try:
@@ -77,6 +93,7 @@ class ServedModel:
                 told.cancel()
                 if starting.done():
                     return starting.result()
+                self.check_served()
                 if not self.progressed.is_set():
                     raise EngineDeadError(
                         f"its load made no progress for {timeout:g} s, in the stage {self.stage!r} "

@@ -29,6 +29,7 @@ from penstock.fleet.fleet import Fleet, ReplicaState
 from penstock.fleet.model_broker import LoadStage, ModelBroker, ModelStatus, PlanModel
 from penstock.frontend.client import AsyncEngine, Beside
 from penstock.frontend.history import History
+from penstock.frontend.large_work import LargeWork
 from penstock.frontend.limits import QueueLimits
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.served_model import ServedModel, identity_of, lacks_files
@@ -106,6 +107,8 @@ class ServedModels:
         self._start = start
         self._limits = limits
         self._journal = journal
+        self.large_work = LargeWork(holds_lock=True)
+        """Parsing, and other work in Python, for all models."""
         self._history = History(models[0].config.scheduler.policy)
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -193,8 +196,11 @@ class ServedModels:
 
         Raises:
             InvalidRequestError: it is the only one.
+            ModelNotFoundError: there is none of this name.
         """
-        model = self.models[name]
+        model = self.models.get(name)
+        if model is None:
+            raise ModelNotFoundError(f"the model {name!r} is not served any more", "model")
         if len(self.served) == 1:
             raise InvalidRequestError(f"model: {name!r} is the only one here: stop the server instead", "model")
         self._fail_waiting(model, ModelNotFoundError(f"the model {name!r} is not served any more", "model"))
@@ -204,6 +210,7 @@ class ServedModels:
 
     def _retire(self, old: ServedModel, new: ServedModel | None) -> int:
         """Rename a model until it is unloaded; another may take its place. Returns the uses that waited for it."""
+        old.drop()
         name, old.name = old.name, f"{old.name} (until its requests have ended, {next(self._retired)})"
         models: dict[str, ServedModel] = {}
         for key, model in self.models.items():
@@ -335,12 +342,13 @@ class ServedModels:
 
     async def _load(self, model: ServedModel) -> None:
         """Start or wake a model's engines. Raises as `AsyncEngine.start`."""
-        began, model.progress = time.monotonic(), 0.0
+        began, model.progress, model.is_downloading = time.monotonic(), 0.0, False
         logger.info("the model %s is being loaded", model.name)
         if model.engine is None:
             model.is_downloading = await asyncio.to_thread(lacks_files, model.config)
-            beside = Beside(self._history, self._numbers, model.on_loading, self._have_requests, model.entries)
-            model.engine = await model.wait_for_start(self._start(model.config, beside), self.load_timeout)
+            model.check_served()
+            start = self._start(model.config, self._beside(model))
+            model.engine = await model.wait_for_start(start, self.load_timeout)
             model.entries = ()
         else:
             await model.wait_for_start(model.engine.wake(), self.load_timeout)
@@ -354,6 +362,11 @@ class ServedModels:
         logger.info("the model %s is loaded, after %.1f s", model.name, time.monotonic() - began)
         model.watch = self.begin(self._watch(model))
         self._hold(model)
+
+    def _beside(self, model: ServedModel) -> Beside:
+        return Beside(
+            self._history, self._numbers, model.on_loading, self._have_requests, self.large_work, model.entries
+        )
 
     def _have_requests(self) -> bool:
         return any(engine.fleet.dispatcher.num_sequences for engine in self.awake)
@@ -463,8 +476,9 @@ class ServedModels:
         Raises: as `use` and `Journal.find`.
         """
         entries = [] if self._journal is None else await self._journal.find(name)
-        for model in self.models.values() if entries else ():
-            if await asyncio.to_thread(identity_of, model.config) == entries[0].record.model:
+        for model in list(self.models.values()) if entries else ():  # a copy: others may be added meanwhile
+            identity = await asyncio.to_thread(identity_of, model.config)
+            if identity == entries[0].record.model and model.name in self.models:
                 if model.engine is None:  # its tokenizer is needed
                     (await self.use(model.name, None)).end()
                 return model.started()
@@ -517,6 +531,7 @@ class ServedModels:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+        await asyncio.to_thread(self.large_work.close)
         await asyncio.gather(*self._closing, *(engine.close() for engine in self.engines))
         if self._journal is not None:
             await self._journal.close()

@@ -20,6 +20,7 @@ from penstock.system.host import bracketed
 if TYPE_CHECKING:
     from penstock.frontend.served_models import ServedModels
     from penstock.server.tracing import CallTracer
+    from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.server")
 access_logger = logging.getLogger("penstock.access")
@@ -138,12 +139,18 @@ class AccessLog:
                 engine.record_failure(context.failure)
             for label in context.ignored.values():
                 engine.record_ignored_field(label)
-            self._log(scope, context, status, time.monotonic() - began, outputs)
+            self._log(scope, context, status, time.monotonic() - began, outputs, engine)
             if self._tracer is not None and span is not None:
                 self._tracer.end_span(span, status, context.failure, outputs)
 
     def _log(
-        self, scope: Scope, context: CallContext, status: int | None, seconds: float, outputs: list[RequestOutput]
+        self,
+        scope: Scope,
+        context: CallContext,
+        status: int | None,
+        seconds: float,
+        outputs: list[RequestOutput],
+        engine: "AsyncEngine | ServedModels",
     ) -> None:
         level = logging.DEBUG if is_public(scope) else logging.INFO
         if not access_logger.isEnabledFor(level):
@@ -159,14 +166,14 @@ class AccessLog:
         if outputs:
             facts |= _facts_of(outputs)
         if outputs and self._log_prompts:
-            facts["prompts"] = [self._prompt(output) for output in outputs]
+            facts["prompts"] = [_prompt(output, engine.tokenizer) for output in outputs]
         access_logger.log(level, "%s %s", scope["method"], scope["path"], extra={FIELDS: facts})
 
-    def _prompt(self, output: RequestOutput) -> str:
-        tokenizer = self._engine.tokenizer
-        if output.prompt is not None or tokenizer is None:
-            return output.prompt or str(list(output.prompt_token_ids))
-        return tokenizer.decode(list(output.prompt_token_ids))
+
+def _prompt(output: RequestOutput, tokenizer: "Tokenizer | None") -> str:
+    if output.prompt is not None or tokenizer is None:
+        return output.prompt or str(list(output.prompt_token_ids))
+    return tokenizer.decode(list(output.prompt_token_ids))
 
 
 def _client_of(scope: Scope) -> str | None:

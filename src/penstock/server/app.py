@@ -76,7 +76,7 @@ def create_app(
 
         app.state.models = Models(served, lambda own, name: _serving(own, [name], recent_responses, config))
     app.state.strict_fields = config.strict_fields
-    app.state.large_work = engine.large_work
+    app.state.large_work = app.state.engine.large_work
     app.state.body_timeout, app.state.num_uploads = config.call_limits.body_timeout, 0
     add_dialects(app)
     app.include_router(calls.router)

@@ -53,8 +53,10 @@ class Call:
         self._context = context
         self._serving = serving
         self.engine = serving.engine
-        self.model_names = serving.model_names if context.caller.models is None else _permitted(context, serving)
+        self.model_names = serving.model_names
         """The model's names that the caller may use."""
+        if context.caller.models is not None:
+            self.model_names = tuple(filter(context.caller.may_use, serving.model_names))
         self.model_name = (self.model_names or serving.model_names)[0]
         self.created = serving.created
         self.adapter: Adapter | None = None
@@ -475,15 +477,9 @@ async def serving_of(request: Request, context: ContextOf) -> Serving:
     """
     state = request.app.state
     serving: Serving = state.serving if state.models is None else await state.models.serving_of(request, context)
-    if context.caller.models is not None and not _permitted(context, serving, adapters=True):
-        context.caller.check_model(serving.model_names[0])
+    if context.caller.models is not None:
+        context.caller.check_any(serving.all_names)
     return serving
-
-
-def _permitted(context: CallContext, serving: Serving, *, adapters: bool = False) -> tuple[str, ...]:
-    """The names of a model, and of its adapters, that the caller may use."""
-    names = (*serving.model_names, *(adapter.name for adapter in serving.engine.adapters if adapters))
-    return tuple(filter(context.caller.may_use, names))
 
 
 ServingOf = Annotated[Serving, Depends(serving_of)]

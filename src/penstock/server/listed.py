@@ -48,12 +48,11 @@ async def _listed(request: Request, context: ContextOf) -> list[Listed]:
         path = serving.engine.info.model_path
         listed = [Listed(serving.model_names[0], path, serving.created, serving, ModelStatus())]
     else:
-        listed = [
-            Listed(
-                model.name, await _path_of(model, serving), models.created, serving, models.served.status(model.name)
-            )
+        now = [  # before any path is awaited, as models may be removed meanwhile
+            (model, Listed(model.name, "", models.created, serving, models.served.status(model.name)))
             for model, serving in models
         ]
+        listed = [replace(entry, path=await _path_of(model, entry.serving)) for model, entry in now]
     permitted = (_with_names(model, context.caller) for model in listed)
     return [model for model in permitted if model.names or model.adapters]
 

@@ -46,20 +46,28 @@ class Models:
         return ((model, self.started(model)) for model in self.served.served)
 
     def find(self, name: str | None, caller: Caller = ANYONE) -> ServedModel:
-        """The model of this name, or with an adapter of this name; None: the first that the caller may use.
+        """The model of this name, or with an adapter of this name; None: the first that the caller may use, or else of
+        which it may use an adapter.
 
         Raises:
             ModelNotFoundError: there is none.
             ModelNotPermittedError: the caller may not use it.
         """
         if name is None or name in ANY_MODEL:
-            return next((model for model, _ in self if caller.may_use(model.name)), self.served.first)
+            return self.served.first if caller.models is None else self._first_for(caller)
         caller.check_model(name)
         for wanted in dict.fromkeys((name, name.removesuffix(LATEST))):
             for model, serving in self:
                 if wanted == model.name or (serving is not None and serving.has_name(wanted)):
                     return model
         raise unknown_model(name, [model.name for model, _ in self if caller.may_use(model.name)])
+
+    def _first_for(self, caller: Caller) -> ServedModel:
+        named = [(model, (model.name,) if serving is None else serving.all_names) for model, serving in self]
+        caller.check_any(name for _, names in named for name in names)
+        usable = [model for model, _ in named if caller.may_use(model.name)]
+        usable += [model for model, names in named if any(map(caller.may_use, names))]
+        return usable[0]
 
     async def serving_of(self, request: Request, context: CallContext) -> Serving:
         """The model that a call names in its body, or else in the query; it is loaded, but not to be listed.

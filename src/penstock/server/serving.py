@@ -38,6 +38,11 @@ class Serving:
         self.resumable_streams = resumable_streams
         self.created = int(time.time())
 
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """The names of the model and of its adapters."""
+        return (*self.model_names, *(adapter.name for adapter in self.engine.adapters))
+
     def has_name(self, name: str) -> bool:
         """Whether the model, or an adapter of it, has this name."""
         return name in self.model_names or self.engine.adapters.find(name) is not None
@@ -86,5 +91,5 @@ class Serving:
 
 def unknown_model(name: str, names: Sequence[str], also: str = "") -> ModelNotFoundError:
     """The error for a model that is not among those of these names; `also`: what else there is."""
-    known = " or ".join(map(repr, names))
-    return ModelNotFoundError(f"the model {name!r} is not served here; {known} is{also}", "model")
+    known = f"; {' or '.join(map(repr, names))} is" if names else ""
+    return ModelNotFoundError(f"the model {name!r} is not served here{known}{also}", "model")

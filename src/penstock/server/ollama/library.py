@@ -158,7 +158,7 @@ async def show(body: ShowBody, context: ContextOf, listed: ListedOf) -> ShownMod
         path = str(folder)
     name = asked or (model.name if model is not None else "")
     if path is None:
-        raise unknown_model(name, [model.name for model in listed])
+        raise unknown_model(name, [own for model in listed for own in model.names])
     try:
         return await asyncio.to_thread(shown_files, name, path)
     except ConfigError as error:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock.checkpoint.aliases import read_aliases
-from penstock.checkpoint.checkpoint import HUB_ID, open_checkpoint
+from penstock.checkpoint.checkpoint import HUB_ID, open_checkpoint, weights_size
+from penstock.checkpoint.created import find_created
 from penstock.errors import (
+    CheckpointError,
     ConfigError,
     EngineError,
     InvalidRequestError,
@@ -35,6 +39,7 @@ from penstock.server.ollama.library import PROGRESS, given_name, progress
 from penstock.server.ollama.names import check_new_name
 from penstock.server.ollama.schema import PullBody
 from penstock.server.streams import Frame, json_line
+from penstock.system.parent import name_parent
 
 if TYPE_CHECKING:
     from penstock.server.models import Models
@@ -61,19 +66,31 @@ async def pull(body: PullBody, request: Request, context: ContextOf, listed: Lis
         return progress(body.stream, "pulling manifest", "verifying sha256 digest", "success")
     if models is None:
         raise ModelNotFoundError(
-            f"this server serves {request.app.state.serving.model_names[0]!r} alone: to serve {name!r}, start another "
-            "with penstock serve --model, or this one with --keep-alive or --models-dir, so that models may be added",
+            f"this server serves one model alone: to serve {name!r}, start another with penstock serve --model, or "
+            "this one with --keep-alive or --models-dir, so that models may be added",
             "model",
         )
     check_operator(request, context)
     pulling = _pull(models, check_new_name(name, "model"))
     if body.stream:
-        return StreamingResponse(_lines(pulling), media_type=Frame.JSON_LINES.value)
+        return _PullStream(pulling)
     with cancelled_on_disconnect(context.receive):
         async with aclosing(pulling):
             async for _ in pulling:
                 pass
     return Response(msgspec.json.encode({"status": "success"}), media_type="application/json")
+
+
+class _PullStream(StreamingResponse):
+    """The steps of a pull as lines of JSON. The pull ends with the response, even amid a line that nobody reads."""
+
+    def __init__(self, pulling: AsyncGenerator[Mapping[str, Any], None]) -> None:
+        super().__init__(_lines(pulling), media_type=Frame.JSON_LINES.value)
+        self._pulling = pulling
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._pulling):
+            await super().__call__(scope, receive, send)
 
 
 async def _lines(pulling: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
@@ -96,8 +113,7 @@ async def _pull(models: "Models", name: str) -> AsyncGenerator[Mapping[str, Any]
     """
     yield {"status": "pulling manifest"}
     try:
-        found = await asyncio.to_thread(find_local, name)
-        path = None if found is None else str(found)
+        path = await asyncio.to_thread(_find_whole, name)
         if path is None:
             async with aclosing(_download(models, _hub_id(name))) as downloading:
                 async for line in downloading:
@@ -105,8 +121,6 @@ async def _pull(models: "Models", name: str) -> AsyncGenerator[Mapping[str, Any]
                         path = str(line["path"])
                     else:
                         yield line
-        else:
-            await asyncio.to_thread(open_checkpoint, path)
     except ConfigError as error:
         raise InvalidRequestError(f"{name} cannot be served: {error}", "model") from error
     assert path is not None, "a download ends with a path or an error"
@@ -116,16 +130,39 @@ async def _pull(models: "Models", name: str) -> AsyncGenerator[Mapping[str, Any]
     yield {"status": "success"}
 
 
+def _find_whole(name: str) -> str | None:
+    """Path of the model of this name on this machine; None: it has to be downloaded, or the rest of it.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if (found := find_local(name)) is None:
+        return None
+    try:
+        open_checkpoint(str(found))
+        weights_size(found)
+    except (CheckpointError, OSError) as error:
+        if find_created(name) is not None or _as_hub_id(name) is None:
+            raise CheckpointError(str(error)) from error
+        return None
+    return str(found)
+
+
+def _as_hub_id(name: str) -> str | None:
+    given = read_aliases().get(name, name)
+    for hub in _HUBS:
+        given = given.removeprefix(hub)
+    return given if "/" in given and HUB_ID.fullmatch(given) else None
+
+
 def _hub_id(name: str) -> str:
     """The hub id of a name.
 
     Raises:
         ModelNotFoundError: it is none.
     """
-    given = read_aliases().get(name, name)
-    for hub in _HUBS:
-        given = given.removeprefix(hub)
-    if "/" not in given or HUB_ID.fullmatch(given) is None:
+    given = _as_hub_id(name)
+    if given is None:
         raise ModelNotFoundError(
             f"{name!r} is neither on this machine nor a name of the Hugging Face hub, as ORG/REPO or, for one of its "
             "GGUF files, ORG/REPO:Q4_K_M",
@@ -150,6 +187,7 @@ async def _download(models: "Models", hub_id: str) -> AsyncGenerator[Mapping[str
             *(sys.executable, "-m", "penstock.checkpoint.hub_pull", hub_id),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **name_parent()},
             limit=_LONGEST_LINE,
         )
         assert process.stdout is not None

@@ -51,7 +51,7 @@ async def retrieve_model(name: str, context: ContextOf, listed: ListedOf) -> Mod
     found = [card for card in cards if card["id"] == name] or (cards[:1] if name in ANY_MODEL else [])
     if not found:
         context.caller.check_model(name)
-        raise unknown_model(name, [model.name for model in listed])
+        raise unknown_model(name, [own for model in listed for own in model.names])
     return found[0]
 
 
