@@ -12,6 +12,7 @@ exporter also needs `pip install 'transformers<5'` there.
 """
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -68,8 +69,8 @@ def penstock(model: str) -> Callable[[int], TURN]:
 def llamacpp(model: str) -> Callable[[int], TURN]:
     import ctypes
 
-    import llama_cpp as ll
-    from llama_cpp import mtmd_cpp as mtmd
+    ll: Any = importlib.import_module("llama_cpp")  # of the peers' environments, like OpenVINO
+    mtmd: Any = importlib.import_module("llama_cpp.mtmd_cpp")
 
     threads = len(os.sched_getaffinity(0))
     quiet = ll.llama_log_callback(lambda level, text, data: None)
@@ -114,9 +115,8 @@ def llamacpp(model: str) -> Callable[[int], TURN]:
 
 
 def openvino(model: str) -> Callable[[int], TURN]:
-    import openvino as ov
-    import openvino_genai
-
+    ov: Any = importlib.import_module("openvino")
+    openvino_genai: Any = importlib.import_module("openvino_genai")
     pipe = openvino_genai.VLMPipeline(f"{model}/openvino", "CPU", ATTENTION_BACKEND="SDPA")  # its other refuses images
 
     def turn(seed: int) -> TURN:
@@ -227,11 +227,11 @@ def gap(folder: Path) -> int:
                 text = [100 + (17 * seed + 7 * at) % 5000 for at in range(2048)]
                 found["text"].append(await longest(llm, text))
                 found["image"].append(await longest(llm, {"prompt": prompt, "multi_modal_data": image}))
-        text, image = (statistics.median(found[kind][1:]) for kind in ("text", "image"))
+        beside_text, beside_image = (statistics.median(found[kind][1:]) for kind in ("text", "image"))
         return {
-            "longest gap beside a text of 2,048 tokens, s": (text, None),
-            "longest gap beside an image, s": (image, None),
-            "the image's, as a multiple of the text's": (image / text, 2.0),
+            "longest gap beside a text of 2,048 tokens, s": (beside_text, None),
+            "longest gap beside an image, s": (beside_image, None),
+            "the image's, as a multiple of the text's": (beside_image / beside_text, 2.0),
         }
 
     return report("images", asyncio.run(measure()), beside=True)
