@@ -52,7 +52,7 @@ operator = true
 
 
 def with_models(talk, models, keys=None, config=ADMIN):
-    """Run `talk(http, served)` against the application of these models, of which the first is loaded."""
+    """Run `talk(http, served)` against an application of these models. The first is loaded."""
 
     async def start(engine_config, beside):
         return await AsyncEngine.start(engine_config, EngineLink(engine_config, RULE_CORE), beside=beside)

@@ -245,7 +245,7 @@ class Heard:
             return self.model(**self.arguments(self.tokens)).logits[0].float()
 
     def greedy(self, tokens: list[int], count: int) -> list[int]:
-        """The reference's likeliest tokens after a prompt with all sounds."""
+        """The reference's greedy tokens after a prompt with all sounds."""
         torch.set_num_threads(1)  # tests run side by side
         with torch.no_grad():
             made = self.model.generate(

@@ -41,7 +41,7 @@ class SoundInput:
         return -(-(num_frames - self.margin) // STRIDE) // self.group
 
     def padded(self, num_frames: int) -> int:
-        """Frames of which features are made, for a sound, or a window that is made apart, of so many.
+        """Frames to compute features of, for a sound of `num_frames`, or a window that is computed apart.
 
         The silence after a sound is part of its last frames, and of the loudness that all are compared with.
         """

@@ -275,7 +275,7 @@ def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts
 
 
 def _with_sounds(info: EngineInfo, checkpoint: Checkpoint, facts: ModelFacts) -> EngineInfo:
-    """What the server is told of a model with an audio encoder."""
+    """`info` with what the server needs to know of the model's audio encoder."""
     from penstock.checkpoint.sound_input import read_sound_input, unsupported_encoder  # here: few models have one
 
     takes_sounds = facts.tower is not None and facts.tower.is_audio

@@ -44,7 +44,7 @@ class ModelMemory:
     is_leaving: bool = False
     """Whether another model waits for its room."""
     is_retired: bool = False
-    """Whether it is not served any more: it is unloaded after its uses."""
+    """Whether it was removed or replaced: it is unloaded after its uses."""
 
     @property
     def is_idle(self) -> bool:

@@ -35,7 +35,7 @@ class ServedModel:
         self.progressed = asyncio.Event()
         """Set by each sign of progress of a load, and by its end."""
         self.is_dropped = False
-        """Whether it is not served any more, so that nobody waits for a load of it."""
+        """Whether it was removed or replaced: nobody waits for its load."""
         self.entries: Sequence[Entry] = ()
         """Unfinished requests in the journal, until it is loaded."""
         self.waiting: list[asyncio.Future[ServedModel]] = []

@@ -104,6 +104,12 @@ class AttentionSpec:
     """Whether it yields one number for each column of the output instead."""
     names: AttentionNames = field(default_factory=AttentionNames)
 
+    @classmethod
+    def multi_head(cls, hidden_size: int, num_heads: int) -> "AttentionSpec":
+        """Attention whose heads have their own keys and share the hidden size, without rotary positions."""
+        head_dim = hidden_size // num_heads
+        return cls(hidden_size, num_heads, num_heads, head_dim, head_dim**-0.5, rope=None)
+
     @property
     def parts(self) -> int:
         """Number of projections among query, key and value: 1 to 3."""

@@ -98,7 +98,7 @@ class _MatrixRows(Generic[A]):
 
 
 def padded_columns(size: int) -> int:
-    """Columns of a convolution's matrix, of which so many are used."""
+    """The number of columns of a convolution's matrix that uses `size` of them."""
     return -(-size // _VECTOR) * _VECTOR
 
 

@@ -47,7 +47,7 @@ def image_in_source(source: Any, field: str) -> ImageSource:
 
 
 def sound_in(given: Any, field: str) -> ImageSource:
-    """OpenAI's sound: an object with base64 `data`. Its `format` has no effect, as the file tells it.
+    """OpenAI's sound: an object with base64 `data`. Its `format` has no effect: the content says what it is.
 
     Raises:
         InvalidRequestError: it has no data.

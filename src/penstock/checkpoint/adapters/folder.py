@@ -216,7 +216,7 @@ def _modules(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, set[str]]:
 def _fits(
     stem: str, kinds: set[str], shapes: Mapping[str, tuple[int, ...]], config: PeftConfig, model: Adaptable
 ) -> list[AdaptedMap]:
-    """What the linear map `stem` of the file may be: one term, or several of experts, of which its shapes fit all."""
+    """The terms that `stem`, a linear map of the file, adapts: one, or all experts that its shapes fit."""
     module = stem.removeprefix(_PREFIX)
     matrix = model.name_of(module)
     shape = model.embeddings.get(matrix) if "embedding" in kinds else model.shape_of(matrix)

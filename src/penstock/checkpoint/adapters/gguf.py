@@ -88,7 +88,7 @@ def read_gguf_adapter(file: Path, model: Adaptable) -> GGUFAdapter:
         AdapterError: it does not match the model, or requires an unsupported feature.
     """
     opened = open_gguf(file, ("adapter",))
-    if len(opened.files) > 1:  # of which the adapter's digest would cover the first
+    if len(opened.files) > 1:  # the adapter's digest would cover only the first
         raise AdapterError(f"it is split into {len(opened.files)} files: merge them, as llama-gguf-split --merge does")
     architecture, alpha = _read_settings(opened.metadata)
     if model.architecture not in (None, architecture):

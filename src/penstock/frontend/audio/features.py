@@ -32,7 +32,7 @@ def log_mel(samples: Samples, num_mels: int, num_frames: int) -> NDArray[np.floa
     frames = np.lib.stride_tricks.sliding_window_view(edges, _FFT)[::HOP]
     window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_FFT) / _FFT)).astype(np.float32)
     features = np.empty((num_mels, count), np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):  # callers refuse what is not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # callers refuse infinite features
         for first in range(0, count, _FRAMES_AT_ONCE):
             last = min(first + _FRAMES_AT_ONCE, count)
             spectrum = np.fft.rfft(frames[first:last] * window, axis=1)

@@ -99,7 +99,7 @@ def _wav(samples: NDArray[Any], rate: Any, field: str) -> bytes:
         raise InvalidRequestError(
             f"{field}: samples must be an array of floats with one axis, and its rate an integer", field
         )
-    with np.errstate(over="ignore"):  # what is not finite is refused where it is read
+    with np.errstate(over="ignore"):  # infinite samples are refused by the reader
         data = samples.astype("<f4").tobytes()
     form = struct.pack("<HHIIHH", 3, 1, int(rate), 4 * int(rate), 4, 32)
     head = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data))

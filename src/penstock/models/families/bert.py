@@ -166,13 +166,8 @@ def post_norm_layers(
 
 def bidirectional_attention(hidden: int, heads: int, names: AttentionNames) -> AttentionSpec:
     """Attention to both sides with biases and without RoPE."""
-    return AttentionSpec(
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        scale=(hidden // heads) ** -0.5,
-        rope=None,
+    return replace(
+        AttentionSpec.multi_head(hidden, heads),
         qkv_bias=True,
         output_bias=True,
         bidirectional=True,

@@ -5,6 +5,8 @@ x += attention(norm(x))                         Wq, Wk and Wv are one matrix, by
 x += Wd gelu(Wu norm(x) + bu) + bd
 """
 
+from dataclasses import replace
+
 from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.mlp import PlainMLPSpec
 from penstock.layers.position_bias import AlibiSpec
@@ -27,13 +29,8 @@ def bloom_spec(config: HFConfig) -> ModelSpec:
     num_layers = config.find_size("num_hidden_layers") or config.size("n_layer", 2)
     check_heads(hidden, heads, config)
     eps = config.positive("layer_norm_epsilon", 1e-5, or_zero=True)
-    attention = AttentionSpec(
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        scale=(hidden // heads) ** -0.5,
-        rope=None,
+    attention = replace(
+        AttentionSpec.multi_head(hidden, heads),
         qkv_bias=True,
         output_bias=True,
         qkv_by_head=True,

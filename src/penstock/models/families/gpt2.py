@@ -83,18 +83,8 @@ def _attentions(config: HFConfig, hidden_size: int, num_layers: int) -> list[Att
     heads = config.size("n_head", 12)
     if hidden_size % heads:
         raise config.unsupported("n_head", heads, (f"a divisor of n_embd {hidden_size}",))
-    head_dim = hidden_size // heads
-    scale = head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0
+    plain = AttentionSpec.multi_head(hidden_size, heads)
+    attention = replace(plain, qkv_bias=True, output_bias=True, names=_NAMES)
+    scale = plain.scale if config.get("scale_attn_weights", True) else 1.0
     falls = config.get("scale_attn_by_inverse_layer_idx", False)
-    attention = AttentionSpec(
-        hidden_size=hidden_size,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
-        scale=scale,
-        rope=None,
-        qkv_bias=True,
-        output_bias=True,
-        names=_NAMES,
-    )
     return [replace(attention, scale=scale / (index + 1) if falls else scale) for index in range(num_layers)]

@@ -4,6 +4,8 @@ x += attention(norm(x))                         Wq, Wk and Wv are one matrix; q,
 x += Wd gelu(Wu norm(x))
 """
 
+from dataclasses import replace
+
 from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.mlp import PlainMLPSpec
 from penstock.layers.position_bias import AlibiSpec
@@ -62,13 +64,9 @@ def _attention(config: HFConfig, hidden: int, heads: int) -> tuple[AttentionSpec
         raise config.unsupported("alibi_bias_max", steepness, (f"numbers up to {_STEEPEST:g}",))
     clip = config.positive("clip_qkv", 1.0) if config.has("clip_qkv") else None
     config.ignore("clip_qkv")
-    attention = AttentionSpec(
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=head_dim,
+    attention = replace(
+        AttentionSpec.multi_head(hidden, heads),
         scale=config.positive("softmax_scale", head_dim**-0.5),
-        rope=None,
         qkv_clip=clip,
         names=_NAMES,
     )

@@ -5,6 +5,8 @@ x += attention(norm(x))
 x += Wd relu(Wu norm(x) + bu) + bd              Galactica has gelu and no biases
 """
 
+from dataclasses import replace
+
 from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.mlp import PlainActivation, PlainMLPSpec
 from penstock.layers.spec import NormSpec
@@ -28,13 +30,8 @@ def opt_spec(config: HFConfig) -> ModelSpec:
     config.expect("word_embed_proj_dim", hidden, None)
     config.expect("activation_function", *_ACTIVATIONS)
     bias, weighted = config.get("enable_bias", True), config.get("layer_norm_elementwise_affine", True)
-    attention = AttentionSpec(
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=heads,
-        head_dim=hidden // heads,
-        scale=(hidden // heads) ** -0.5,
-        rope=None,
+    attention = replace(
+        AttentionSpec.multi_head(hidden, heads),
         qkv_bias=bias,
         output_bias=bias,
         names=AttentionNames(output="self_attn.out_proj"),

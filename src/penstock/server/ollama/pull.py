@@ -1,4 +1,4 @@
-"""Ollama's `/api/pull`: a model becomes one of a running server's; what is not on this machine is downloaded first."""
+"""Ollama's `/api/pull`: downloads a model unless it is on this machine, and adds it to the running server."""
 
 import asyncio
 import contextlib
@@ -82,7 +82,7 @@ async def pull(body: PullBody, request: Request, context: ContextOf, listed: Lis
 
 
 class _PullStream(StreamingResponse):
-    """The steps of a pull as lines of JSON. The pull ends with the response, even amid a line that nobody reads."""
+    """The steps of a pull as lines of JSON. The pull ends with the response, even while a line waits to be read."""
 
     def __init__(self, pulling: AsyncGenerator[Mapping[str, Any], None]) -> None:
         super().__init__(_lines(pulling), media_type=Frame.JSON_LINES.value)

@@ -70,7 +70,7 @@ def layer_norm(name: str, size: int) -> NormSpec:
 
 
 def encoder_layers(sizes: LayerSizes) -> tuple[LayerSpec, ...]:
-    """The layers of the encoder, each position of which sees all."""
+    """The encoder's layers, which attend to both sides."""
     attention = replace(attention_of(sizes), bidirectional=True)
     mixer = SubLayer(attention, layer_norm("self_attn_layer_norm", sizes.hidden))
     return tuple(LayerSpec(f"{sizes.name}.{index}", mixer, mlp_of(sizes)) for index in range(sizes.num_layers))
