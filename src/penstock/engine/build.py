@@ -110,6 +110,7 @@ def _build_engine(
         draft_facts = None if draft is None else read_facts(draft)
     takes = _adaptable(checkpoint) if is_ours else Adaptable({})
     elements = sum(adapter.num_elements for adapter in _listed_adapters(config.adapters, takes))
+    # All sizes are known and nothing is loaded: what does not fit is refused in milliseconds.
     settings = resolve(config, facts, machine, draft_facts, elements)
     runner, draft_runner = _load_runners(checkpoint, draft, settings, make_runner)
     load_vocabulary = partial(_load_vocabulary, checkpoint, facts.vocab_size)
@@ -275,7 +276,7 @@ def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts
 
 
 def _with_sounds(info: EngineInfo, checkpoint: Checkpoint, facts: ModelFacts) -> EngineInfo:
-    """`info` with what the server needs to know of the model's audio encoder."""
+    """`info` with the settings of the model's audio encoder."""
     from penstock.checkpoint.sound_input import read_sound_input, unsupported_encoder  # here: few models have one
 
     takes_sounds = facts.tower is not None and facts.tower.is_audio

@@ -45,7 +45,7 @@ def plan_runs(batch: Batch, block_size: int) -> list[Run]:
         batch.column(name).tolist() for name in ("query_start", "seq_lens", "table_start", "blocks")
     )
     branches = batch.branches
-    found = []
+    runs = []
     for seq, length in enumerate(seq_lens):
         table = blocks[table_start[seq] : table_start[seq + 1]]
         offset = first_row[seq + 1] - length  # from a position to its row
@@ -55,11 +55,11 @@ def plan_runs(batch: Batch, block_size: int) -> list[Run]:
         if branches is not None and branches[0, seq] != NO_BRANCH:
             branch, own = int(branches[0, seq]), position + int(branches[1, seq])
         for target, end in _stretches(table, position, own, block_size):
-            found.append(Run(slice(position + offset, end + offset), source, target))
+            runs.append(Run(slice(position + offset, end + offset), source, target))
             position, source = end, target
         if position < length:
-            found.append(Run(slice(position + offset, length + offset), source, branch))
-    return found
+            runs.append(Run(slice(position + offset, length + offset), source, branch))
+    return runs
 
 
 def _stretches(table: list[int], start: int, length: int, block_size: int) -> Iterator[tuple[int, int]]:
