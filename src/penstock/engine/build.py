@@ -115,11 +115,7 @@ def _build_engine(
     runner, draft_runner = _load_runners(checkpoint, draft, settings, make_runner)
     load_vocabulary = partial(_load_vocabulary, checkpoint, facts.vocab_size)
     grammars = Grammars(load_vocabulary, facts.vocab_size, settings.max_num_seqs)
-    adapters = None
-    if settings.memory.adapters:
-        assert isinstance(runner, AdapterRunner), "this runner takes no adapters"
-        most = settings.memory.adapters // BYTES_OF[settings.dtype]
-        adapters = AdapterRoom(runner, most)
+    adapters = _adapter_room(settings, runner)
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
     info = replace(
         _describe(checkpoint, facts, settings, takes),
@@ -140,6 +136,14 @@ def _build_engine(
         draft_runner=draft_runner,
         adapters=adapters,
     )
+
+
+def _adapter_room(settings: Settings, runner: ModelRunner) -> AdapterRoom | None:
+    """None: no memory was planned for adapters."""
+    if not settings.memory.adapters:
+        return None
+    assert isinstance(runner, AdapterRunner), "this runner takes no adapters"
+    return AdapterRoom(runner, settings.memory.adapters // BYTES_OF[settings.dtype])
 
 
 def _adaptable(checkpoint: Checkpoint) -> Adaptable:

@@ -124,6 +124,7 @@ def _arguments_of_all(
     """
     arguments = grammar.arguments or _json_arguments
     made = [arguments(function, index, function.strict, mark) for index, function in enumerate(functions)]
+    # Larger grammars are refused: it is better to check some functions' arguments than to serve none.
     room = min(_MAX_ROOM, MAX_FORM_CHARACTERS - _REST - taken - _size(_once(made)))
     for index, function in enumerate(functions) if forced else ():
         if function.strict or function.schema_size > room:
@@ -156,6 +157,7 @@ def _after_text(grammar: Grammar, mark: Mark) -> Sequence[str]:
     if grammar.opening is None:
         return []
     opening = mark(grammar.opening)
+    # A special token is no text; of another mark, the first one in the text begins the call.
     return [f"opening: TEXT {opening}"] if opening.startswith("<") else [f"opening[lazy]: TEXT {opening}"]
 
 

@@ -200,7 +200,7 @@ class BoundedProtocol(H11Protocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        # In pieces: h11 searches its whole buffer again after each.
+        # In pieces, so that a head is refused soon after it exceeds its limit.
         for start in range(0, len(data), _PIECE):
             if self._refused:
                 return

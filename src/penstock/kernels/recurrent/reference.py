@@ -90,6 +90,7 @@ def causal_conv(
         values = values * part(columns.before)
     out = torch.empty_like(values)
     for run in batch.derived(plan_runs, state.block_size):
+        # The state has the last tokens before the run.
         known = torch.cat((_before(state, run), values[run.rows]))
         count = run.rows.stop - run.rows.start
         total = torch.zeros_like(values[run.rows]) if weight.bias is None else weight.bias.expand(count, -1)
@@ -127,6 +128,7 @@ def gated_delta_rule(
         memory = _matrices(_before(state, run), shape.value_dim)
         for row in range(run.rows.start, run.rows.stop):
             memory = memory * decay[row, :, :, None]
+            # The value that the state has for this key: only its difference to the new one is added.
             known = (memory * key[row, :, :, None]).sum(1)
             delta = (value[row] - known) * rate[row, :, None]
             memory = memory + key[row, :, :, None] * delta[:, None]
