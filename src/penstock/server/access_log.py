@@ -33,7 +33,7 @@ _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class RequestId:
     """ASGI middleware: gives calls their ids and responses the headers of all middleware; answers uncaught exceptions.
 
-    The id, `x-request-id`, is the caller's or a new one. It is also sent as `request-id`, which Anthropic's clients read.
+    The id, `x-request-id`, is the caller's or a new one; also sent as `request-id`, the name that Anthropic's clients read.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -43,6 +43,7 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Printable and short, as it comes back in a header and in the log.
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
         context = context_of(scope)
@@ -59,6 +60,7 @@ class RequestId:
             await self._app(scope, receive, send_with_headers)
         except Exception as error:
             logger.exception("request %s failed", request_id)
+            # The response has begun, so no error can be sent: only the connection can end.
             if context.status is not None:
                 raise
             await error_response(error, scope["path"])(scope, receive, send_with_headers)
@@ -120,6 +122,7 @@ class AccessLog:
             if context.refusal is not None:
                 context.record_failure(context.refusal)
                 status = context.refusal.status
+            # At the end of the call, so that an aborted answer is logged with what it had.
             outputs = [] if context.request_stream is None else context.request_stream.snapshot()
             if context.failure is None:
                 context.failure = _failure_of(status, outputs)
