@@ -33,7 +33,7 @@ _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class RequestId:
     """ASGI middleware: gives calls their ids and responses the headers of all middleware; answers uncaught exceptions.
 
-    The id, `x-request-id`, is the caller's or a new one; also sent as `request-id`, the name that Anthropic's clients read.
+    The id, `x-request-id`, is the caller's or a new one; `request-id`, which Anthropic's clients read, repeats it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
