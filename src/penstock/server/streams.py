@@ -98,7 +98,7 @@ class EventStream(Response):
         try:
             with on_disconnect(receive, self._abort):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                # A task: each event resumes it alone, and not the thirty coroutines of routes and middleware around it.
+                # A task: an event resumes it alone, and not all the coroutines of middleware and routes around it.
                 await asyncio.ensure_future(self._send_events(self._send_body or send))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
