@@ -159,9 +159,7 @@ def run_engine(launch: Launch) -> int:
             progress_to(Intervals(lambda record: _tell_progress(outputs, record), seconds=SHOWN_INTERVAL)),
             startup.starting(launch.config) as start,
         ):
-            make_core = _load(launch.core)
-            start.imported()
-            core = make_core(launch.config, start)
+            core = _load(launch.core)(launch.config, start)
         gc.freeze()  # collections of the loop need not scan what was imported and loaded
         die_with_parent()
         _send(outputs, Ready(core.info))
