@@ -245,9 +245,8 @@ def _named(vocabulary: Vocabulary) -> list[str]:
 
 
 def _bpe(metadata: Metadata, vocabulary: Vocabulary, merges: Sequence[tuple[str, str]], **options: Any) -> Tokenizer:
-    ids = {text: token for token, text in enumerate(vocabulary.texts)}
     try:
-        return Tokenizer(models.BPE(ids, merges, **options))
+        return Tokenizer(models.BPE(vocabulary.ids, merges, **options))
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(f"{metadata.file} holds a vocabulary that cannot be used: {error}") from error
 

@@ -46,6 +46,8 @@ class Vocabulary:
     """
     texts: Sequence[str]
     """Texts by token id, without duplicates."""
+    ids: dict[str, int]
+    """Token ids by text."""
     kinds: Sequence[int]
     special: dict[str, int]
     """Token ids of bos_token, eos_token and so on."""
@@ -88,24 +90,19 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
     if not texts:
         raise CheckpointError(f"{metadata.file} lacks {_TEXTS}")
     texts = [text or f"[EMPTY_{token}]" for token, text in enumerate(texts)]  # llama.cpp's name for empty texts
-    _check_unique(metadata, texts)
-    kinds = _per_token(metadata, _KINDS, "iI", len(texts))
+    ids = _ids(metadata, texts)
+    kinds = _per_token(metadata, _KINDS, "iI", len(texts)) or array("i", [NORMAL]) * len(texts)
     defaults = _SENTENCEPIECE_IDS if model == "llama" else {}
-    return Vocabulary(
-        model, texts, kinds or array("i", [NORMAL]) * len(texts), _special(metadata, len(texts), defaults)
-    )
+    return Vocabulary(model, texts, ids, kinds, _special(metadata, len(texts), defaults))
 
 
-def _check_unique(metadata: Metadata, texts: list[str]) -> None:
-    if len(set(texts)) == len(texts):
-        return
-    seen: dict[str, int] = {}
-    for token, text in enumerate(texts):
-        if text in seen:
-            raise CheckpointError(
-                f"{metadata.file} is damaged: its tokens {seen[text]} and {token} are both {shown(text)}"
-            )
-        seen[text] = token
+def _ids(metadata: Metadata, texts: list[str]) -> dict[str, int]:
+    """The token ids by text, of which none may occur twice."""
+    ids = {text: token for token, text in enumerate(texts)}
+    if len(ids) < len(texts):
+        first, text = next((token, text) for token, text in enumerate(texts) if ids[text] != token)
+        raise CheckpointError(f"{metadata.file} is damaged: its tokens {first} and {ids[text]} are both {shown(text)}")
+    return ids
 
 
 def _per_token(metadata: Metadata, key: str, codes: str, count: int) -> "array[Any] | None":
