@@ -231,7 +231,7 @@ class AsyncEngine:
     @property
     def metrics(self) -> Metrics:
         """The server's metrics, brought up to date by each access."""
-        self._meter.settle()
+        self._meter.settle(self.fleet.dispatcher.num_queued)
         return self._metrics
 
     def record_failure(self, reason: str) -> None:

@@ -138,7 +138,6 @@ class OpenRequests:
                 replica,
                 Add(open_request.request, open_request.output_processor.resume_point(), open_request.take_source()),
             )
-        self._meter.set_queued(self._dispatcher.num_queued)
 
     def find(self, request_id: str) -> OpenRequest | None:
         """The request of this id; None if it is not in flight."""
