@@ -27,6 +27,8 @@ else:
 
 ROOT = Path(__file__).parents[2]
 MB = 1e6
+HIDDEN = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
+"""Variables of this process that would change the install or its size."""
 Rows = dict[str, tuple[float, float | None]]
 
 
@@ -36,8 +38,8 @@ def size(folder: Path) -> float:
 
 
 def environment() -> dict[str, str]:
-    """Without this process's Penstock."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    """The environment of pip."""
+    return {name: value for name, value in os.environ.items() if name not in HIDDEN}
 
 
 class Pip:
