@@ -306,42 +306,47 @@ struct Integers : InBlocks {
     // Add the products of R rows with packed blocks.
     template <int R>
     void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
-        if constexpr (kDotsBytes && (Bits == 4 || Bits == 5)) {
-            if (takes_fractions())
-                return add_packed<R>(slice, token, prefetch, sums, kCentre,
-                                     [](const uint8_t* lines, const float* offsets, int group, auto step, auto v)
-                                         __attribute__((always_inline)) {
-                                             return Values<Bits>::template fractions<step>(
-                                                 lines + 64 * v, group, load_i32(offsets + v * kLanes));
-                                         });
-        }
-        add_packed<R>(slice, token, prefetch, sums, layout.offset,
-                      [](const uint8_t* lines, const float*, int group, auto step, auto v)
-                          __attribute__((always_inline)) {
-                              return Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group));
-                          });
-    }
-
-    template <int R, class Bytes>
-    inline __attribute__((always_inline)) void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums,
-                                                          int32_t offset, const Bytes& bytes) const {
         constexpr int wide = R > kMaxRows && kWide > 2 ? kWide / 4 : kWide / 2;
+        const bool taken = takes_fractions();
         alignas(64) float scales[kSlice][2][kGroups * kPanel];
         for (int64_t first = 0; first < slice.count; first += kSlice) {
             const int64_t count = std_min(slice.count - first, kSlice);
             for (int64_t b = 0; b < count; b++)
-                read(data_of(slice, first + b), slice.first + first + b, takes_fractions(), scales[b][0], scales[b][1]);
+                read(data_of(slice, first + b), slice.first + first + b, taken, scales[b][0], scales[b][1]);
             for (int vector = 0; vector < kVectors; vector += wide) {
                 for (int64_t b = 0, run; b < count; b += run) {  // blocks of one span, evenly spaced
                     run = std_min(count - b, layout.left_of_span(slice.first + first + b));
                     const Blocks blocks{data_of(slice, first + b) + layout.header + 64 * vector,
                                         scales[b][0] + vector * kLanes, scales[b][1] + vector * kLanes,
-                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel, offset,
-                                        layout.coarse};
-                    rows.add_blocks<Bits, Halves, R, wide, kVectors>(blocks, bytes, token, prefetch, sums, vector);
+                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel,
+                                        taken ? kCentre : layout.offset, layout.coarse};
+                    add_packed<R, wide>(blocks, taken, token, prefetch, sums, vector);
                 }
             }
         }
+    }
+
+    // The same for Wide vectors of evenly spaced blocks; `taken`: their zero points are subtracted here.
+    template <int R, int Wide>
+    inline __attribute__((always_inline)) void add_packed(const Blocks& blocks, bool taken, int64_t token,
+                                                          Fetch& prefetch, Sums* sums, int vector) const {
+        if constexpr (kDotsBytes && (Bits == 4 || Bits == 5)) {
+            if (taken)
+                return rows.add_blocks<Bits, Halves, R, Wide, kVectors>(
+                    blocks,
+                    [](const uint8_t* lines, const float* offsets, int group, auto step, auto v)
+                        __attribute__((always_inline)) {
+                            return Values<Bits>::template fractions<step>(lines + 64 * v, group,
+                                                                          load_i32(offsets + v * kLanes));
+                        },
+                    token, prefetch, sums, vector);
+        }
+        rows.add_blocks<Bits, Halves, R, Wide, kVectors>(
+            blocks,
+            [](const uint8_t* lines, const float*, int group, auto step, auto v) __attribute__((always_inline)) {
+                return Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group));
+            },
+            token, prefetch, sums, vector);
     }
 
     // Add the products of a few rows with packed blocks, both groups of 32 of a block at once.
