@@ -3,10 +3,11 @@
 What comes with each step or token is only kept; `settle` counts it when the metrics are read.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from penstock.api.request import FinishReason, Request, SequenceOutput
 from penstock.core.block_writer import TierStats
+from penstock.dataclass import dataclass
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.frontend.metrics import Counter, Metrics
 from penstock.frontend.output_processor import CompletionDelta

@@ -12,10 +12,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from penstock.api.request import EXPIRED, Adapter, ErrorReason, FinishReason, Request, SequenceOutput
 from penstock.api.sampling_params import ResolvedParams, SamplingParams
+from penstock.dataclass import dataclass
 from penstock.engine.protocol import Add, Expire, Finish, HandedOver, HandOver
 from penstock.errors import ClientGoneError, EngineDeadError, EngineError, PenstockError, QueueTimeoutError
 from penstock.fleet.fleet import Fleet

@@ -8,7 +8,6 @@ token does not depend on the length of the text.
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.api.request import (
@@ -25,6 +24,7 @@ from penstock.api.request import (
     TokenLogprob,
 )
 from penstock.api.sampling_params import SamplingParams
+from penstock.dataclass import dataclass
 from penstock.text.tokenizer import Tokenizer
 
 

@@ -9,13 +9,14 @@ that the model was trained to write.
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, Protocol
 
 from penstock.api.request import CompletionOutput, FinishReason
 from penstock.api.sampling_params import JsonRegions, SamplingParams, Structured
 from penstock.api.tools import Function, Tools
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 from penstock.parsers import (
     deepseek,
