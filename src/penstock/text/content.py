@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from penstock.api.request import MediaKind
+
 Content: TypeAlias = str | list[dict[str, Any]]
 
 
@@ -28,8 +30,7 @@ class ImageSource:
     is_sound: bool = False
 
     @property
-    def what(self) -> str:
-        """Its name in messages."""
+    def kind(self) -> MediaKind:
         return "sound" if self.is_sound else "image"
 
     @property

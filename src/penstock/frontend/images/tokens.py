@@ -5,7 +5,7 @@ import functools
 from penstock.api.request import Image
 from penstock.config.image_input import ImageInput
 from penstock.errors import CheckpointError
-from penstock.frontend.images.placeholders import Expansion, Placeholders
+from penstock.frontend.images.placeholders import Expansion, MediaTokens
 from penstock.frontend.images.reader import Part, Picture
 from penstock.frontend.images.sizes import grid_of
 from penstock.text.tokenizer import Tokenizer
@@ -21,7 +21,7 @@ _MARKERS = {"llama4": _LLAMA4_WHOLE}
 """Texts that chat templates write for an image, of processors whose checkpoints do not name their ids."""
 
 
-class ImageTokens(Placeholders):
+class ImageTokens(MediaTokens):
     """The tokens of images for one model."""
 
     def __init__(self, image_input: ImageInput, tokenizer: Tokenizer) -> None:
@@ -31,10 +31,10 @@ class ImageTokens(Placeholders):
         """
         super().__init__(image_input.placeholder, tokenizer)
         self._image_input = image_input
-        marker = self._placeholder if image_input.marker is None else self._text(image_input.marker)
+        marker = self.placeholder if image_input.marker is None else self._text(image_input.marker)
         self.marker = _MARKERS.get(image_input.processor, marker)
         begin, end = ("".join(map(self._text, ids)) for ids in (image_input.begin, image_input.end))
-        self._in_text = f"{image_input.around}{begin}{self._placeholder}{end}{image_input.around}"
+        self.in_text = f"{image_input.around}{begin}{self.placeholder}{end}{image_input.around}"
         self.piece_ids = functools.lru_cache(maxsize=1024)(self._encode)
 
     @property
@@ -44,7 +44,7 @@ class ImageTokens(Placeholders):
         framed = has_frame and self._image_input.processor == "qwen2_vl"
         return f"{_VISION_START}{self.marker}{_VISION_END}" if framed else self.marker
 
-    def _image(self, part: Part, start: int) -> Image:
+    def image(self, part: Part, start: int) -> Image:
         rows, columns = grid_of((part.height, part.width), self._image_input)
         breaks = rows - 1 if self._image_input.processor == "pixtral" else 0
         return Image(
@@ -58,7 +58,7 @@ class ImageTokens(Placeholders):
             pixels=part.pixels,
         )
 
-    def _expanded(self, picture: Picture) -> Expansion:
+    def expanded(self, picture: Picture) -> Expansion:
         made = Expansion()
         add = {
             "idefics3": self._add_tiles,
