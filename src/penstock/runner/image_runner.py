@@ -102,6 +102,7 @@ class ImageRunner(Generic[A]):
             values = features[depth][image.first : image.first + len(image.rows)]
             rows = ops.from_host(np.array(image.rows, np.int64), values)
             if depth:
+                # Gathered, added, put back: there is no operation that adds to single rows of a stream.
                 values = ops.add_rows(values, ops.gather(x, rows), 1.0)
             ops.scatter(values, rows, x)
 
@@ -112,6 +113,7 @@ class _TowerRunner(Generic[A]):
     def __init__(self, tower: Encoder[A], ops: Ops[A], settings: Settings, max_patches: int) -> None:
         self.tower, self._ops, self._device = tower, ops, settings.device
         self._block_size = settings.memory.block_size
+        # Each window begins a block of its own, so it may leave one partly filled.
         blocks = -(-max_patches // self._block_size) + tower.most_windows(max_patches)
         self._cache = ops.new_caches([self._cache_shape(settings, blocks)]).layers[0]
         self._recorded = None if ops.library is None else self._record(ops.library, settings, max_patches)
@@ -141,6 +143,7 @@ class _TowerRunner(Generic[A]):
         tower, grid = self.tower, encoding.grid
         whole, windows = self._lay_out((encoding.x.shape[0],)), self._lay_out(grid.windows)
         tapped = [index + 1 for index in tower.taps if encoding.layers <= index < last]
+        # A recorded run ends at each tap, whose features are taken from the stream there.
         for end in sorted({*tapped, last}):
             if self._recorded is not None:
                 self._recorded.run(encoding, end, whole, windows)
@@ -192,4 +195,5 @@ class _RecordedLayers:
         self._whole.become(whole)
         self._windows.become(windows)
         self._library.run(self._program.segment(count, self._ends[first], self._ends[last]))
+        # A copy: the next image uses the same memory of the program.
         encoding.x = Array(self._streams[last].numpy()[:count].copy())

@@ -116,7 +116,7 @@ class Placeholders:
                 )
 
     def with_placeholders(self, text: str) -> str:
-        """A rendered prompt with what the processor puts around each image, and one placeholder an image."""
+        """The rendered prompt with the processor's tokens around each image, and one placeholder per image."""
         for tokens in self._kinds.values():
             if tokens.in_text != tokens.marker:
                 text = text.replace(tokens.marker, tokens.in_text)
