@@ -113,7 +113,7 @@ def test_beside_a_vision_file_of_an_unknown_kind_the_model_takes_text_only_and_s
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert open_checkpoint(str(model)).vision is None
-    (note,) = [record.message for record in caplog.records if "takes no images" in record.message]
+    (note,) = [record.message for record in caplog.records if "takes text only" in record.message]
     assert "resampler" in note
 
 

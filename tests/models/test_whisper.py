@@ -47,7 +47,7 @@ def windows(hearing: Hearing) -> list[torch.Tensor]:
 def window_of(features: torch.Tensor) -> Image:
     pixels = np.ascontiguousarray(features.numpy()).tobytes()
     digest = hashlib.sha256(struct.pack("<II", *features.shape) + pixels).digest()
-    return Image(0, CONTEXT, 1, POSITIONS, *features.shape, digest, pixels)
+    return Image(0, CONTEXT, 1, POSITIONS, *features.shape, digest, pixels, is_sound=True)
 
 
 class Listener:
