@@ -20,7 +20,7 @@ from penstock.errors import AdapterError, CheckpointError, ConfigError, InvalidR
 from penstock.server.admin import check_operator
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import Call, CallOf, ServingOf
+from penstock.server.dialect import Call, ServingOf
 from penstock.server.listed import Listed, ListedOf, find_listed
 from penstock.server.ollama.created_models import capabilities_of, listed_created, modelfile, shown_files, with_recipe
 from penstock.server.ollama.errors import ERRORS
@@ -213,14 +213,12 @@ def _capabilities(serving: Serving) -> list[str]:
 
 
 @router.post("/copy", response_class=Response, responses=_DONE)
-async def copy(
-    body: CopyBody, request: Request, context: ContextOf, call: CallOf, serving: ServingOf, listed: ListedOf
-) -> Response:
+async def copy(body: CopyBody, request: Request, context: ContextOf, serving: ServingOf, listed: ListedOf) -> Response:
     """Serve the model, or an adapter, under one more name, until the server ends; or copy a created model. For
     operators only.
     """
     check_operator(request, context)
-    name = check_new_name(body.destination, "destination")
+    name, call = check_new_name(body.destination, "destination"), Call(context, serving)
     if not call.serves(served_name(call, body.source)) and (folder := find_created(body.source)) is not None:
         await asyncio.to_thread(check_free, listed, name, "destination")
         await asyncio.to_thread(_copy_created, folder, name)
