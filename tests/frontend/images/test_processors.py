@@ -221,6 +221,7 @@ def tokenizer(tmp_path_factory):
     ]
     special += [*[f"<|img_row_{r}_col_{c}|>" for r in (1, 2) for c in (1, 2, 3)], "<|tile_x_separator|>"]
     special += ["<|tile_y_separator|>"]
+    special += ["<|vision_bos|>", "<|IMAGE|>", "<|vision_eos|>"]
     special += ["<start_of_image>", "<image_soft_token>", "<end_of_image>", "<boi>", "<|image|>", "<eoi>"]
     tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĊĊ", "ĊĊĊ"]
     made = Backend(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[("Ċ", "Ċ"), ("ĊĊ", "Ċ")]))
@@ -352,3 +353,9 @@ def test_few_tokens_suffice_with_low_detail():
         assert sum(np.prod(grid_of(size, one)) for size in layout_of(2000, 1500, one, is_low=True).sizes) <= 256
     gemma = ImageInput("gemma4", 16, 3, (0, 0, 0), (1, 1, 1), 9, max_tokens=280)
     assert np.prod(grid_of(layout_of(2000, 1500, gemma, is_low=True).sizes[0], gemma)) <= 70
+
+
+def test_an_image_without_a_chat_template_has_the_frame_that_the_tokenizer_knows(tokenizer):
+    omni = ImageTokens(image_input_of(tokenizer, "qwen2_vl", placeholder="<|IMAGE|>"), tokenizer)
+    assert omni.bare_marker == "<|vision_bos|><|IMAGE|><|vision_eos|>"
+    assert ImageTokens(image_input_of(tokenizer, "pixtral", placeholder="[IMG]"), tokenizer).bare_marker == "[IMG]"

@@ -10,7 +10,8 @@ from penstock.frontend.images.reader import Part, Picture
 from penstock.frontend.images.sizes import grid_of
 from penstock.text.tokenizer import Tokenizer
 
-_VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"
+_VISION_FRAMES = (("<|vision_start|>", "<|vision_end|>"), ("<|vision_bos|>", "<|vision_eos|>"))
+"""Around an image in Qwen's prompts; the second in those of Qwen2.5-Omni."""
 _ROW_BREAK, _IMAGE_END = "[IMG_BREAK]", "[IMG_END]"
 _AROUND_TILES, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _INTERN_FRAME = ("<img>", "</img>")
@@ -40,9 +41,10 @@ class ImageTokens(MediaTokens):
     @property
     def bare_marker(self) -> str:
         """The text that stands for an image in a prompt without a chat template."""
-        has_frame = self._tokenizer.special_token(_VISION_START) is not None
-        framed = has_frame and self._image_input.processor == "qwen2_vl"
-        return f"{_VISION_START}{self.marker}{_VISION_END}" if framed else self.marker
+        frames = _VISION_FRAMES if self._image_input.processor == "qwen2_vl" else ()
+        known = (frame for frame in frames if self._tokenizer.special_token(frame[0]) is not None)
+        begin, end = next(known, ("", ""))
+        return f"{begin}{self.marker}{end}"
 
     def image(self, part: Part, start: int) -> Image:
         rows, columns = grid_of((part.height, part.width), self._image_input)
