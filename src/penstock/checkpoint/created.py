@@ -17,11 +17,12 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 RECIPE = "penstock.json"

@@ -1,10 +1,10 @@
 """Costs and sizes of images in a model's vision tower, for the scheduler, the memory plan and the simulator."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from penstock.api.request import Image, MediaKind
 from penstock.config.model_facts import BYTES_OF, ModelFacts, ModelPrecision, TowerFacts
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 
 

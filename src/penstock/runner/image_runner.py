@@ -8,7 +8,7 @@ import itertools
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ from penstock.api.request import MediaKind
 from penstock.config.model_facts import KVSpec
 from penstock.config.settings import Settings
 from penstock.core.plan import EncodePart, ForwardPlan, ImageRows
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch

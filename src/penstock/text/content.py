@@ -6,10 +6,7 @@
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
-
-from penstock.api.request import MediaKind
 
 Content: TypeAlias = str | list[dict[str, Any]]
 
@@ -30,7 +27,7 @@ class ImageSource:
     is_sound: bool = False
 
     @property
-    def kind(self) -> MediaKind:
+    def kind(self) -> "MediaKind":
         return "sound" if self.is_sound else "image"
 
     @property

@@ -9,11 +9,11 @@ import itertools
 import math
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from penstock.config.audio_input import SAMPLE_RATE
+from penstock.dataclass import dataclass
 from penstock.frontend.audio.containers import BLOCK_SECONDS, OpenedSound, Samples, container_of, open_container
 from penstock.frontend.audio.containers import SoundError as SoundError
 
