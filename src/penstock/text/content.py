@@ -6,7 +6,12 @@
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from penstock.dataclass import dataclass
+
+if TYPE_CHECKING:  # the process that renders chat templates has no need of it
+    from penstock.api.request import MediaKind
 
 Content: TypeAlias = str | list[dict[str, Any]]
 
