@@ -23,6 +23,19 @@ def test_the_defaults_are_those_of_the_classes_of_transformers(tmp_path):
     assert (omni.window_frames, omni.max_frames, omni.num_tokens(3000)) == (3000, 30000, 750)
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("preprocessor_config.json", {"chunk_length": 40}),
+        ("processor_config.json", {"feature_extractor": {"chunk_length": 40}, "image_processor": {}}),
+    ],
+)
+def test_the_longest_sound_is_read_in_both_forms_of_a_processor(tmp_path, file, content):
+    (tmp_path / file).write_text(json.dumps(content))
+    omni = read_sound_input(checkpoint_of(tmp_path, {"model_type": "qwen2_5_omni", "thinker_config": {}}))
+    assert omni.max_frames == 4000
+
+
 def test_an_encoder_that_is_not_supported_has_a_name(tmp_path):
     config = {"model_type": "gemma3n", "audio_config": {"model_type": "gemma3n_audio"}}
     assert unsupported_encoder(checkpoint_of(tmp_path, config)) == "gemma3n_audio"

@@ -2,6 +2,7 @@
 
 config.json                the family, the ids of placeholder tokens, sizes of the encoder
 preprocessor_config.json   length of the longest sound
+processor_config.json      the same in newer checkpoints, within `feature_extractor`
 """
 
 from collections.abc import Callable, Mapping
@@ -126,7 +127,8 @@ def _thinker(values: Mapping[str, Any], checkpoint: Checkpoint) -> Mapping[str, 
 
 def _longest_seconds(checkpoint: Checkpoint) -> int:
     """Seconds of the longest sound, which the feature extractor does not cut."""
-    found = read_json(checkpoint.path / "preprocessor_config.json") or {}
+    newer = (read_json(checkpoint.path / "processor_config.json") or {}).get("feature_extractor")
+    found = newer if isinstance(newer, Mapping) else read_json(checkpoint.path / "preprocessor_config.json") or {}
     return max(1, _number(found, checkpoint, "chunk_length", default=300))
 
 
