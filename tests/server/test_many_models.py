@@ -359,6 +359,18 @@ def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
             assert "rule" not in refused.text
         engine.adapters.add(Adapter("tuned", "/tuned", "0" * 64, 10))
         assert await names(http, **one) == ["tuned"]
+        for seen in (
+            await http.get("/v1/models", headers=one),
+            await http.get("/v1/models/tuned", headers=one),
+            await http.get("/api/tags", headers=one),
+            await http.get("/api/ps", headers=one),
+            await http.post("/api/show", json={"model": "tuned"}, headers=one),
+            await http.get("/info", headers=one),
+            await http.post("/v1/completions", json={"prompt": [5]}, headers=one),
+        ):
+            assert "tuned" in seen.text
+            assert '"rule' not in seen.text, "the name of its model"
+            assert "'rule" not in seen.text
         answer = await http.post(
             "/v1/completions", json={"model": "tuned", "prompt": [5], "max_tokens": 1}, headers=one
         )

@@ -65,6 +65,11 @@ class Call:
         """Whether `abort` was called."""
 
     @property
+    def shown_name(self) -> str:
+        """The first name of the model or of an adapter that the caller may use."""
+        return next(filter(self._context.caller.may_use, self._serving.all_names))
+
+    @property
     def chat_format(self) -> ChatFormat:
         """The format of the model's answers."""
         return self._serving.chat_format
@@ -161,7 +166,11 @@ class Call:
         Raises:
             ModelNotPermittedError: the caller may not use the selected model or adapter.
         """
-        self._context.caller.check_model(self.model_name if self.adapter is None else self.adapter.name)
+        caller = self._context.caller
+        if self.adapter is None:
+            caller.check_any([self.model_name])
+        else:
+            caller.check_model(self.adapter.name)
 
     async def off_loop_if_large(self, work: Callable[[], T], more_bytes: int = 0) -> T:
         """Run some work on the body and on `more_bytes`; in a thread if both are large, to keep the event loop free."""

@@ -36,6 +36,11 @@ class Listed:
     adapters: tuple[Adapter, ...] = ()
     """Its adapters that the caller may use."""
 
+    @property
+    def shown_name(self) -> str | None:
+        """Its first name that the caller may use; None: only adapters of it."""
+        return next(iter(self.names), None)
+
     def has_name(self, name: str) -> bool:
         """Whether the model, or an adapter of it, has this name."""
         return name == self.name or (self.serving is not None and self.serving.has_name(name))

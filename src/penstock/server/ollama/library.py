@@ -122,8 +122,9 @@ def _expiry(seconds: float) -> str:
 def _served(model: Listed, summary: ModelSummary) -> Iterator[tuple[str, ModelDetails]]:
     for name in model.names:
         yield name, details(summary)
+    parent = "" if model.shown_name is None else tagged(model.shown_name)
     for adapter in model.adapters:
-        yield adapter.name, details(summary, tagged(model.name))
+        yield adapter.name, details(summary, parent)
 
 
 def _summary_of(model: Listed) -> ModelSummary:
@@ -168,7 +169,7 @@ async def show(body: ShowBody, context: ContextOf, listed: ListedOf) -> ShownMod
 async def _shown(asked: str | None, call: Call, serving: Serving) -> ShownModel:
     name = choose_model(call, asked)
     summary, info, tokenizer = await _summary(call), call.engine.info, call.engine.tokenizer
-    parent = tagged(serving.model_names[0]) if call.adapter is not None else ""
+    parent = tagged(call.model_names[0]) if call.adapter is not None and call.model_names else ""
     template = "" if tokenizer is None else tokenizer.chat_template_source
     if tokenizer is not None and infill_marks(tokenizer) is not None:
         template = f"{{#- fill in the middle: .Suffix -#}}{template}"  # which Continue looks for
@@ -179,7 +180,7 @@ async def _shown(asked: str | None, call: Call, serving: Serving) -> ShownModel:
         "parameters": parameters,
         "template": template,
         "details": details(summary, parent),
-        "model_info": model_info(summary, info.model_name, sizes),
+        "model_info": model_info(summary, info.model_name if call.model_names else call.model_name, sizes),
         "capabilities": _capabilities(serving),
         "modified_at": summary.modified.isoformat(),
     }
