@@ -47,7 +47,7 @@ f32x16 activation_of(int32_t activation, f32x16 x, f32x16 alpha_p, f32x16 alpha_
         case kTanh: return tanh(x);
         case kClip: return max(set_f32(-1.0f), min(set_f32(1.0f), x));  // NaN stays NaN in this order
         case kXielu: return xielu(x, alpha_p, alpha_n);
-        default: return bent(activation, x);
+        default: return activated(activation, x);
     }
 }
 

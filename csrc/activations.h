@@ -15,8 +15,8 @@ inline f32x16 gated_by(f32x16 x, f32x16 power) {
 
 // GELU, tanh approximation: x times the sigmoid of 2 * sqrt(2 / pi) * (x + 0.044715 x^3).
 inline f32x16 gelu_tanh(f32x16 x) {
-    const f32x16 bent = mul(x, fma(mul(x, x), set_f32(0.044715f), set_f32(1.0f)));
-    return gated_by(x, mul(bent, set_f32(-1.5957691216f * kLog2E)));
+    const f32x16 inner = mul(x, fma(mul(x, x), set_f32(0.044715f), set_f32(1.0f)));
+    return gated_by(x, mul(inner, set_f32(-1.5957691216f * kLog2E)));
 }
 
 // GELU: x times the normal distribution function of x. Its tail beyond |x| is approximated by exp(-x^2 / 2) times a
@@ -38,7 +38,7 @@ inline f32x16 squared_relu(f32x16 x) {
 }
 
 // The activations of one argument.
-inline f32x16 bent(int32_t activation, f32x16 x) {
+inline f32x16 activated(int32_t activation, f32x16 x) {
     if (activation == kGelu) return gelu(x);
     if (activation == kGeluTanh) return gelu_tanh(x);
     return activation == kSquaredRelu ? squared_relu(x) : gated_by(x, mul(x, set_f32(-kLog2E)));
@@ -52,7 +52,7 @@ inline f32x16 clamped_swiglu(f32x16 gate, f32x16 up) {
 
 inline f32x16 activated(int32_t activation, f32x16 gate, f32x16 up) {
     if (activation == kClampedSwiglu) return clamped_swiglu(gate, up);
-    return mul(bent(activation, gate), up);
+    return mul(activated(activation, gate), up);
 }
 
 }  // namespace PENSTOCK_ISA

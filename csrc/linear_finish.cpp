@@ -22,7 +22,7 @@ __attribute__((noinline)) void finish_sums(const LinearArgs args, int64_t begin,
     const Weight& weight = *args.weight;
     const int64_t rows = weight.x_bytes;  // per token
     const int64_t width = Gated ? weight.rows / 2 : weight.rows, first = panel * outputs * kLanes;
-    const bool bends = !Gated && !args.after_gate && args.activation != kNoActivation;
+    const bool has_activation = !Gated && !args.after_gate && args.activation != kNoActivation;
     f32x16 scale[kVectors], bias[kVectors];
     for (int v = 0; v < kVectors; v++) {
         const int64_t row = first + v % outputs * kLanes;
@@ -50,7 +50,7 @@ __attribute__((noinline)) void finish_sums(const LinearArgs args, int64_t begin,
         for (int v = 0; args.after_gate && v < outputs; v++)
             y[v] = activated(args.activation,
                              load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
-        for (int v = 0; bends && v < outputs; v++) y[v] = bent(args.activation, y[v]);
+        for (int v = 0; has_activation && v < outputs; v++) y[v] = activated(args.activation, y[v]);
         if (!Gated) return;
 #pragma GCC unroll 2
         for (int v = 0; v < outputs; v++) y[v] = activated(args.activation, y[v], y[v + outputs]);

@@ -178,11 +178,11 @@ def test_only_who_has_the_engine_s_key_is_told_its_plans() -> None:
         assert not source.await_rank()
         sink = PlanSink(rendezvous)
         wait_until(source.await_rank)
-        source.share(b"a plan")
-        assert sink.share(b"") == b"a plan"
+        source.broadcast(b"a plan")
+        assert sink.broadcast(b"") == b"a plan"
         sink.close()
         with pytest.raises(DeviceLostError, match="a rank of the engine is gone"):
-            wait_until(lambda: source.share(b"another") == b"")
+            wait_until(lambda: source.broadcast(b"another") == b"")
         stranger.close()
     finally:
         source.close()
@@ -206,11 +206,11 @@ def test_a_step_ends_for_all_ranks_at_one_time_where_blocks_are_moved(tiny_llama
     told: list[bytes] = []
 
     class Watched:
-        collective, lose, close = group.collective, group.lose, group.close
+        collective, abort, close = group.collective, group.abort, group.close
 
-        def share(self, message: bytes) -> bytes:
+        def broadcast(self, message: bytes) -> bytes:
             told.append(message)
-            return group.share(message)
+            return group.broadcast(message)
 
     runner._group = Watched()
     core.add_request(questions(core)[0])

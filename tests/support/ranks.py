@@ -34,7 +34,7 @@ def in_ranks(library: Library, size: int, body: Callable[[Collective], T]) -> li
         try:
             return body(collective)
         except BaseException:
-            collective.lose()
+            collective.abort()
             raise
 
     with ThreadPoolExecutor(size) as threads:

@@ -1,10 +1,12 @@
 """docs/architecture.md names the files of one chat request, and how much of them it runs: no more than it says."""
 
+import inspect
 import re
 from pathlib import Path
 
 from penstock import native
-from tools.request_figures import circles, figures, lines_of
+from penstock.core.scheduler import Scheduler
+from tools.request_figures import Function, circles, figures, lines_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
@@ -29,3 +31,10 @@ def test_the_page_names_the_files_of_a_chat_request_and_bounds_its_functions_and
 
 def test_no_two_modules_import_each_other() -> None:
     assert circles() == []
+
+
+def test_a_comment_on_a_line_of_its_own_makes_a_function_no_longer() -> None:
+    source, first = inspect.getsourcelines(Scheduler.schedule)
+    comments = sum(line.lstrip().startswith("#") for line in source)
+    assert comments >= 2
+    assert lines_of([Function("core/scheduler.py", first, "schedule")]) == len(source) - comments

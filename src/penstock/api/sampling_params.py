@@ -94,9 +94,9 @@ class Structured:
     before: str = ""
     """A rule `before`, in Lark's notation, of what may precede the form: the model's reasoning."""
     header: str = ""
-    """What precedes the form itself, in Lark's notation, but no calls: the header of a message."""
+    """Header of a message, in Lark's notation, before the form itself but not before calls."""
     calls: str = ""
-    """A rule `calls`, in Lark's notation, of what an answer may be instead of the form: tool calls."""
+    """A Lark rule `calls`: tool calls that an answer may consist of instead of the form."""
     documents: JsonRegions | None = None
     """Where the answer contains JSON; None: unknown for a grammar, otherwise the whole answer is one document."""
 

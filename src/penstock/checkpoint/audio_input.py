@@ -4,6 +4,7 @@ config.json              sizes of a window
 generation_config.json   ids of the tokens that control it; for old files without them, OpenAI's own
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.checkpoint.checkpoint import Checkpoint, read_json
@@ -45,20 +46,13 @@ def read_audio_input(checkpoint: Checkpoint) -> AudioInput | None:
 
     vocab, positions = size("vocab_size", 51865), size("max_source_positions", 1500)
     is_english = not values.get("is_multilingual", vocab > _ENGLISH_SIZE)
-    start = token("decoder_start_token_id", config.get("decoder_start_token_id"))
-    end = next(iter(checkpoint.generation.eos_token_ids), None)
-    no_timestamps = token("no_timestamps_token_id", 50362 if vocab <= _ENGLISH_SIZE else None)
-    if start is None or end is None or no_timestamps is None:
-        lacks = next(
-            name
-            for name, value in (
-                ("decoder_start_token_id", start),
-                ("eos_token_id", end),
-                ("no_timestamps_token_id", no_timestamps),
-            )
-            if value is None
-        )
-        raise CheckpointError(f"{file} has no {lacks}, which transcription needs")
+    start = _needed(
+        token("decoder_start_token_id", config.get("decoder_start_token_id")), "decoder_start_token_id", file
+    )
+    end = _needed(next(iter(checkpoint.generation.eos_token_ids), None), "eos_token_id", file)
+    no_timestamps = _needed(
+        token("no_timestamps_token_id", 50362 if vocab <= _ENGLISH_SIZE else None), "no_timestamps_token_id", file
+    )
     if no_timestamps + 2 > vocab:
         raise CheckpointError(f"{file}: no_timestamps_token_id leaves no timestamps in a vocabulary of {vocab}")
     tasks = _ids(values.get("task_to_id"), "task_to_id", file)
@@ -66,9 +60,6 @@ def read_audio_input(checkpoint: Checkpoint) -> AudioInput | None:
         name.removeprefix("<|").removesuffix("|>"): token_id
         for name, token_id in _ids(values.get("lang_to_id"), "lang_to_id", file).items()
     }
-    begin = values.get("begin_suppress_tokens", config.get("begin_suppress_tokens")) or []
-    if not isinstance(begin, list) or not all(type(token_id) is int and 0 <= token_id < vocab for token_id in begin):
-        raise CheckpointError(f"{file}: begin_suppress_tokens must be a list of token ids, not {shown(begin)}")
     return AudioInput(
         num_mels=size("num_mel_bins", 80),
         num_frames=2 * positions,
@@ -81,9 +72,23 @@ def read_audio_input(checkpoint: Checkpoint) -> AudioInput | None:
         languages=() if is_english else tuple(sorted(languages.items())),
         transcribe=None if is_english else tasks.get("transcribe"),
         translate=None if is_english else tasks.get("translate"),
-        begin_suppress=tuple(begin),
+        begin_suppress=_begin_suppress(values, config, vocab, file),
         max_initial_timestamp=token("max_initial_timestamp_index"),
     )
+
+
+def _needed(token: int | None, key: str, file: object) -> int:
+    if token is None:
+        raise CheckpointError(f"{file} has no {key}, which transcription needs")
+    return token
+
+
+def _begin_suppress(values: Mapping[str, Any], config: Mapping[str, Any], vocab: int, file: object) -> tuple[int, ...]:
+    """Tokens that no transcript begins with."""
+    begin = values.get("begin_suppress_tokens", config.get("begin_suppress_tokens")) or []
+    if not isinstance(begin, list) or not all(type(token) is int and 0 <= token < vocab for token in begin):
+        raise CheckpointError(f"{file}: begin_suppress_tokens must be a list of token ids, not {shown(begin)}")
+    return tuple(begin)
 
 
 def _ids(given: Any, key: str, file: object) -> dict[str, int]:

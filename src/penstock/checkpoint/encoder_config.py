@@ -124,30 +124,8 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
     """
     folder = checkpoint.path
     if checkpoint.gguf is not None:
-        from penstock.checkpoint.gguf.config import pooling_of  # here: a folder has no need of it
-
-        pooling = pooling_of(checkpoint.gguf)
-        named = None if pooling is None or pooling == "rank" else (pooling,)
-        maps = _dense_of_gguf(checkpoint.gguf)
-        return EncoderConfig(task, named, maps, normalize=named is not None, sigmoid=task == "score")
-    found: dict[str, Any] = {}
-    dense, unread = [], []
-    for kind, path in _modules(folder):
-        if kind in _KNOWN:
-            unread += _unread(folder / path / "config.json", kind)
-        if kind == "Pooling":
-            found["pooling"] = _pooling(folder / path / "config.json")
-        elif kind == "Dense":
-            dense.append(_dense(folder, path))
-        elif kind == "Normalize":
-            found["normalize"] = True
-        elif kind == "LogitScore":
-            found["score_tokens"] = _score_tokens(folder / path / "config.json")
-        elif kind not in ("Transformer", "Dropout"):
-            raise CheckpointError(
-                f"{folder / 'modules.json'} names the module {shown(kind)}, which is not known; known are Transformer, "
-                "Pooling, Dense, Normalize and LogitScore"
-            )
+        return _of_gguf(checkpoint.gguf, task)
+    settings, unread = _of_modules(folder)
     shape_file = next((folder / name for name in _SHAPE_FILES if (folder / name).exists()), folder / _SHAPE_FILES[0])
     shape = read_json(shape_file) or {}
     _check_modalities(shape, shape_file)
@@ -161,7 +139,6 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
         raise CheckpointError(f"default_prompt_name in {folder} is {shown(default)}, and there is no such prompt")
     return EncoderConfig(
         task=task,
-        dense=tuple(dense),
         sigmoid=task == "score" and _has_sigmoid(checkpoint.config, about),
         max_length=_typed(shape, "max_seq_length", int, folder) or _longest(tokenizer),
         token_types=_has_token_types(tokenizer),
@@ -171,13 +148,44 @@ def read_encoder_config(checkpoint: Checkpoint, task: Task) -> EncoderConfig:
         similarity=_similarity(about, folder),
         truncate_dim=_typed(about, "truncate_dim", int, folder),
         unread=tuple(unread),
-        **found,
+        **settings,
     )
+
+
+def _of_gguf(file: GGUFFile, task: Task) -> EncoderConfig:
+    from penstock.checkpoint.gguf.config import pooling_of  # here: a folder has no need of it
+
+    pooling = pooling_of(file)
+    named = None if pooling is None or pooling == "rank" else (pooling,)
+    return EncoderConfig(task, named, _dense_of_gguf(file), normalize=named is not None, sigmoid=task == "score")
+
+
+def _of_modules(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """The settings in the folder's modules, by their names in `EncoderConfig`, and the keys that are not read."""
+    settings: dict[str, Any] = {}
+    dense, unread = [], []
+    for kind, path in _modules(folder):
+        if kind in _KNOWN:
+            unread += _unread(folder / path / "config.json", kind)
+        if kind == "Pooling":
+            settings["pooling"] = _pooling(folder / path / "config.json")
+        elif kind == "Dense":
+            dense.append(_dense(folder, path))
+        elif kind == "Normalize":
+            settings["normalize"] = True
+        elif kind == "LogitScore":
+            settings["score_tokens"] = _score_tokens(folder / path / "config.json")
+        elif kind not in ("Transformer", "Dropout"):
+            raise CheckpointError(
+                f"{folder / 'modules.json'} names the module {shown(kind)}, which is not known; known are Transformer, "
+                "Pooling, Dense, Normalize and LogitScore"
+            )
+    return {**settings, "dense": tuple(dense)}, unread
 
 
 def _dense_of_gguf(file: GGUFFile) -> tuple[DenseModule, ...]:
     """EmbeddingGemma's linear maps, where the file has them."""
-    from penstock.checkpoint.gguf.architectures import DENSE_MAPS
+    from penstock.checkpoint.gguf.encoders import DENSE_MAPS
 
     maps = [(name, file.tensors[f"{name}.weight"]) for name in DENSE_MAPS if f"{name}.weight" in file.tensors]
     for name, info in maps:

@@ -134,15 +134,13 @@ def _models_of(repository: "CachedRepoInfo") -> Iterator[CachedModel]:
         files = {str(file.file_path.relative_to(revision.snapshot_path)): file.file_path for file in revision.files}
         if "config.json" in files and any(name.endswith(".safetensors") for name in files):
             path = revision.snapshot_path
-            yield _model(repository, revision, repository.repo_id, path, list(files.values()))
+            yield _model(revision, repository.repo_id, path, list(files.values()))
             continue
         names = [name for name in files if name.endswith(".gguf")]
         for name in names:
             if name == min(parts_of(names, name)) and is_model_name(name):
                 full = f"{repository.repo_id}:{_choice(names, name)}"
-                yield _model(
-                    repository, revision, full, files[name], [files[file] for file in wanted_files(names, name)]
-                )
+                yield _model(revision, full, files[name], [files[file] for file in wanted_files(names, name)])
 
 
 def _choice(names: Sequence[str], name: str) -> str:
@@ -154,9 +152,7 @@ def _choice(names: Sequence[str], name: str) -> str:
         return name
 
 
-def _model(
-    repository: "CachedRepoInfo", revision: "CachedRevisionInfo", name: str, path: Path, files: list[Path]
-) -> CachedModel:
+def _model(revision: "CachedRevisionInfo", name: str, path: Path, files: list[Path]) -> CachedModel:
     held = [file for file in revision.files if file.file_path in files]
     return CachedModel(
         name,

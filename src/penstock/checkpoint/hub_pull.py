@@ -24,7 +24,7 @@ INTERVAL = 0.3
 
 
 class _Progress:
-    """Prints how far the current file is."""
+    """Prints the current file's progress."""
 
     def __init__(self) -> None:
         self._file: tuple[str, int, Path] | None = None

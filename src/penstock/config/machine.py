@@ -16,7 +16,7 @@ class Machine:
     native: bool = False
     """Whether the native CPU kernels are available."""
     is_limited: bool = False
-    """Whether `memory` is less than what is free: `max_memory`."""
+    """Whether `max_memory` lowers `memory` below the free memory."""
     multiplies_bfloat16: bool = False
     """Whether the kernels multiply bfloat16; bfloat16 weights are then stored in 12 bits."""
     gap: str = ""

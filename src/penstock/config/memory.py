@@ -152,12 +152,14 @@ def plan_memory(
     Raises:
         ConfigError: the models do not fit the machine.
     """
+    # Each running sequence samples once, and each draft once more.
     samples = limits.max_num_seqs + num_drafts
     limits = replace(limits, num_branches=most_branches(limits.max_num_seqs, num_drafts))
     weights = [weight_bytes(model, machine) for model in models]
     workspaces = [workspace_bytes(model, limits, samples, machine) for model in models]
     if adapters:
         workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
+        # The output projection may have an adapter, too.
         workspaces[0] += samples * 4 * models[0].facts.vocab_size
     tower, image_features, image_pixels = 0, 0, 0
     facts = models[0].facts.tower
@@ -331,6 +333,7 @@ def _num_blocks(
     kv_cache, limit = _kv_cache_bytes(wanted, demand)
     num_blocks = _most_blocks(models, limits, kv_cache)
     most = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
+    # More could only keep more prefixes, and the machine has other users.
     if wanted == "auto" and num_blocks > most:
         num_blocks = most
         limit = f"all that --max-num-seqs {limits.max_num_seqs} of --max-model-len {limits.max_model_len} can use"
@@ -348,6 +351,7 @@ def _num_blocks(
 def _most_blocks(models: Sequence[ModelPrecision], limits: PoolLimits, kv_cache: int) -> int:
     """Maximum number of the main group's blocks with which the pools of all models fit `kv_cache` bytes."""
     low, high = 0, max(1, kv_cache)
+    # By bisection: pools grow in steps with the number of blocks, and those of windows stop growing.
     while low < high:
         middle = (low + high + 1) // 2
         if sum(_pool_bytes(model, limits, middle) for model in models) <= kv_cache:

@@ -136,6 +136,7 @@ def resolve(
     """
     if config.cache.max_memory is not None:
         most = parse_bytes(config.cache.max_memory)
+        # Before all else, so that every part of the plan sees the limit as the machine's size.
         machine = replace(machine, memory=min(machine.memory, most), is_limited=most < machine.memory)
     machine = _for_kernels(machine, [facts] if draft_facts is None else [facts, draft_facts], config)
     if facts.is_encoder:
@@ -209,6 +210,7 @@ def _plan(
     target, cache, ranks = models[0], config.cache, config.model.tensor_parallel_size
     on_cpu = machine.device == "cpu"
     if on_cpu:
+        # Ranks on CPUs share one machine; each GPU has its own memory.
         machine = replace(machine, memory=machine.memory // ranks, cores=max(1, machine.cores // ranks))
     wanted = config.adapters.adapter_memory
     adapters = adapter_elements * BYTES_OF[target.dtype] if wanted == "auto" else parse_bytes(wanted)
@@ -218,8 +220,10 @@ def _plan(
     if target.facts.state_bytes and config.scheduler.max_num_seqs is None:
         limits = _limits_for_states(limits, target.facts, num_drafts, plan)
     memory = plan(limits)
+    # A request of maximum length must fit alone: preemption of all others could not help it otherwise.
     if memory.num_tokens >= limits.max_model_len:
         return memory, limits
+    # What the user asked for is refused rather than lowered; the checkpoint's own context is lowered.
     if config.model.max_model_len is not None:
         larger = "max_memory" if machine.is_limited and cache.kv_cache_memory == "auto" else "kv_cache_memory"
         raise ConfigError(

@@ -109,6 +109,7 @@ class BeamSearch:
         free = iter([index for index in range(self._beams.num_beams) if index not in parents])
         branches, beams = [], []
         for score, parent, token, logprob in goes_on:
+            # The first child continues in its parent's sequence, which spares a fork; later ones take discarded beams'.
             index = parent.index if parent.index in parents else next(free)
             parents.discard(parent.index)
             branches.append(Branch(index, parent.index, token))
@@ -146,6 +147,7 @@ class BeamSearch:
     def _conclude(self, continuation: _Continuation) -> None:
         score, beam, token, logprob = continuation
         reason = FinishReason.STOP if token in self._stop_ids else FinishReason.LENGTH
+        # By the length with the stop token, as `transformers` divides.
         score /= self._length**self._beams.length_penalty
         self._hypotheses.append(_Hypothesis(score, self._extend(beam, token, logprob), reason))
 

@@ -133,6 +133,7 @@ class BlockTier:
             return self._is_late(seq.sequence_id, load)
         path = self._kv.known_path(seq)
         self.tree.touch(node.stored for node in path if node.stored is not None)
+        # A disk that was too slow for one load gets no other until that one is done.
         parts = self._find(seq, path) if not self._late else []
         if not parts or not self._has_room(seq, path[: len(parts)], parts, reserve):
             return True
@@ -172,9 +173,9 @@ class BlockTier:
         namespace, most = cache_namespace(seq.request), seq.num_reusable
         stored = self.tree.match(namespace, self._kv.keys(seq, most))
         self.tree.touch(stored)
-        found = [(BlockAddress(block.slot, block.digest, block.key), block, block.groups) for block in stored]
-        parts = [_BlockLoad(address, block, {}, {}) for address, block, _ in found]
-        groups = [groups for _, _, groups in found]
+        candidates = [(BlockAddress(block.slot, block.digest, block.key), block, block.groups) for block in stored]
+        parts = [_BlockLoad(address, block, {}, {}) for address, block, _ in candidates]
+        groups = [groups for _, _, groups in candidates]
         source = self._sources.get(seq.request_id)
         if source is not None:
             for address, bits in _addresses(source, namespace, self._kv.keys(seq, most), len(parts)):
@@ -202,6 +203,7 @@ class BlockTier:
     def _begin(self, seq: Sequence, path: list[Node], parts: list[_BlockLoad]) -> None:
         cache = self._kv.cache
         node = path[-1] if path else cache.root(cache_namespace(seq.request))
+        # The node must not be pruned during the load, which inserts below it.
         node.users += 1
         held = []
         for group in self._groups:
@@ -245,6 +247,7 @@ class BlockTier:
             if not ended and at.stored is None and part.stored is not None and part.stored.state is State.STORED:
                 at.stored = part.stored
         self.computed(node)  # blocks from a peer are also written to the own file
+        # Deepest first, as everywhere: the least recently used idle block is always a leaf.
         for group, block in reversed(held):
             cache.drop(group, block)
         cache.leave(node)

@@ -108,6 +108,7 @@ class BlockWriter:
         stored = self._tree.root(node.namespace) if ancestor.parent is None else ancestor.stored
         for ancestor in reversed(chain):
             assert stored is not None
+            # Another sequence, or an earlier engine, may have stored the same text.
             below = stored.children.get(ancestor.key) or self._write(stored, ancestor)
             if below is None:
                 self._stats.unwritten += 1
@@ -148,6 +149,7 @@ class BlockWriter:
     def poll(self) -> None:
         """Process what the threads have finished. Called between steps."""
         while self._writes:
+            # In the order of writing: a record is committed only after those of the blocks before it.
             write = next(iter(self._writes.values()))
             if not all(checksum.done() for checksum in write.checksums.values()):
                 break

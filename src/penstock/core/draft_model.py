@@ -72,6 +72,7 @@ class DraftModel:
         if shadow is None:
             copy = Sequence(seq.request, seq.index, seq.ordinal)
             copy.sequence_id = ~seq.sequence_id  # separate state in the sampler
+            # Same seed and controls, so that a draft is the very token that the target would sample.
             copy.params = replace(seq.params, logprobs=None, prompt_logprobs=None)
             copy.num_prompt_logprobs = copy.num_prompt_tokens - 1
             shadow = self._shadows[seq.sequence_id] = _Shadow(copy, 0)
@@ -82,8 +83,10 @@ class DraftModel:
         if same < len(copy.tokens) and copy.sampled is not None:
             copy.renew_sampled()
         copy.tokens[same:] = seq.tokens[same:]
+        # The last token is computed in any case: its logits are what the next draft is sampled from.
         copy.num_computed = min(copy.num_computed, same, len(copy.tokens) - 1)
         shadow.known = len(copy.tokens)
+        # Tokens within committed blocks have changed, and the tree has those: the shadow begins again, with its hits.
         if copy.num_computed < max(1, copy.num_committed * self._kv.block_size):
             self._kv.release(copy)
         self._kv.shrink(copy)
@@ -96,6 +99,7 @@ class DraftModel:
             return self._has_room(seq)
         if self._kv.admit(seq, 0) is None:
             return True
+        # Room for the step's sequences first; the others' keys may stay in the prefix cache.
         for other in self._shadows.values():
             if other not in asked:
                 self._kv.release(other.seq)

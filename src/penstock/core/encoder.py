@@ -118,6 +118,7 @@ class EncoderScheduler:
         while (seq := self._queue.peek()) is not None and len(self._running) < self._max_num_seqs:
             count = len(seq.tokens)
             left -= -(-count // self._block_size) * self._block_size
+            # A text longer than the budget is computed alone.
             if left < 0 and self._running:
                 self.trace.blocked = (seq.request_id, "budget")
                 break

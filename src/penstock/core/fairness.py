@@ -64,6 +64,7 @@ class TenantCounters:
             return
         tenant = self._tenants.setdefault(name, _Tenant(name))
         first = self._first_tenant()
+        # Idle time earns no credit: otherwise a tenant that comes back would keep all others waiting.
         tenant.counter = max(tenant.counter, self._highest if first is None else first.counter)
         tenant.joined = self._num_joined
         self._num_joined += 1
@@ -183,12 +184,12 @@ class FairQueue:
         if len(counters) < 2:
             return []
         returning, first = self._first_returning(), counters.first()
-        found = list(returning.values())
+        firsts = list(returning.values())
         if first is not None:
             smallest = counters.counter(first)
             least = [name for name in counters.waiting if counters.counter(name) == smallest and name not in returning]
-            found += [seq for name in least if (seq := self._queues[name].peek()) is not None]
-        return found
+            firsts += [seq for name in least if (seq := self._queues[name].peek()) is not None]
+        return firsts
 
     def peek(self) -> Sequence | None:
         returning = self._returning.peek()
@@ -231,6 +232,7 @@ class FairQueue:
     def _charge_prompt(self, seq: Sequence, end: int) -> None:
         """Charge for the prompt tokens before `end` that have not been charged."""
         count = min(end, seq.num_prompt_tokens) - seq.num_charged
+        # What is computed again after a preemption is not charged again.
         if count > 0:
             seq.num_charged += count
             self._counters.charge(seq.request.tenant, PROMPT_WEIGHT * count)
@@ -306,6 +308,7 @@ class Shares:
         holdings = self._holdings()
         if len(holdings) < 2:
             return None
+        # Whoever holds least first: a tenant without any slot before one that has some.
         claimants.sort(key=lambda seq: _num_slots(holdings[self._queue.tenant(seq)]))
         for seq in claimants:
             held = holdings[self._queue.tenant(seq)]
@@ -378,6 +381,7 @@ class Shares:
         self, left: dict[str, list[Sequence]], above: Iterable[str], donor: Sequence | None, spared: Request | None
     ) -> Sequence | None:
         """Remove and return a preemptable sequence of the first of these tenants that has one."""
+        # The oldest is never preempted, so it ends; the donor gave up slots for this claim already.
         safe = (*self._sequences.running[:1], donor)
         for name in above:
             candidates = [seq for seq in left[name] if seq not in safe]

@@ -36,19 +36,19 @@ def _chunks(forward: ForwardPlan, sequences: list[Sequence]) -> list[tuple[Seque
 
 def _image_rows(seq: Sequence, start: int, count: int, row: int) -> list[ImageRows]:
     """The features among a sequence's new tokens, which begin at index `row` of the step."""
-    found = []
+    features = []
     for image in seq.request.images:
         first, last = max(start, image.start), min(start + count, image.start + image.count)
         if first >= last:
             continue
         if image.count == image.rows * image.columns:
             rows = array(INT32, range(row + first - start, row + last - start))
-            found.append(ImageRows(image.digest, first - image.start, rows))
+            features.append(ImageRows(image.digest, first - image.start, rows))
             continue
         placeholder, tokens = seq.tokens[image.start], seq.tokens  # between its rows there is text
         rows = array(INT32, (row + at - start for at in range(first, last) if tokens[at] == placeholder))
-        found.append(ImageRows(image.digest, tokens[image.start : first].count(placeholder), rows))
-    return found
+        features.append(ImageRows(image.digest, tokens[image.start : first].count(placeholder), rows))
+    return features
 
 
 def _rope_positions(forward: ForwardPlan, sequences: list[Sequence]) -> "array[int]":
@@ -64,6 +64,7 @@ def _rope_positions(forward: ForwardPlan, sequences: list[Sequence]) -> "array[i
 def _seen_ends(forward: ForwardPlan, sequences: list[Sequence]) -> "array[int]":
     ends = array(INT32)
     for seq, start, count, row in _chunks(forward, sequences):
+        # Causal first; then the tokens of an image see it to its end.
         ends.extend(range(start + 1, start + count + 1))
         for image in seq.request.images if start < seq.image_end else ():
             first, last = max(start, image.start), min(start + count, image.start + image.count)

@@ -12,7 +12,7 @@ Axes = tuple["array[int]", "array[int]", "array[int]"]
 
 
 def rope_shift(images: Sequence[Image]) -> int:
-    """What is added to a token's index after all images for its rotary position."""
+    """Offset from the index of a token after all images to its rotary position."""
     return sum(max(image.rows, image.columns) - image.count for image in images)
 
 

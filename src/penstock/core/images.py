@@ -62,6 +62,7 @@ class ImageWork:
         self._in_step.clear()
         running = self._sequences.running
         image = self._next_image(running[0]) if running else None
+        # The oldest sequence must advance in each step, so its image takes room from any other.
         if image is not None and image.digest not in self._images:
             has_room = self._take_room(image, kept=set())
             assert has_room, "an image was accepted that exceeds the budget of features"
@@ -164,6 +165,7 @@ class ImageWork:
                 free += self._images[digest].nbytes
         if free < nbytes:
             return False
+        # All or none: features freed for an image that does not fit would be encoded again for nothing.
         for digest in victims:
             self.drop(digest)
         self._images[image.digest] = _Encoding(nbytes)

@@ -226,8 +226,8 @@ class KVManager:
 
         Returns how many of these tokens have room. The last block must not be shared: see `make_room`.
         """
-        wanted, main = self.blocks_for(seq.num_computed + num_tokens), seq.tables[0].blocks
-        while len(main) < wanted and self.num_available:
+        num_blocks, main = self.blocks_for(seq.num_computed + num_tokens), seq.tables[0].blocks
+        while len(main) < num_blocks and self.num_available:
             main.append(self.cache.take(0))
         return min(num_tokens, len(main) * self.block_size - seq.num_computed)
 
@@ -302,11 +302,11 @@ class KVManager:
 
     def _shrink(self, seq: Sequence, num_tokens: int) -> None:
         """Release the key blocks behind the first `num_tokens` tokens."""
-        wanted = self.blocks_for(num_tokens)
+        num_blocks = self.blocks_for(num_tokens)
         for group, table in enumerate(seq.tables):
             if group in self._states:
                 continue
-            while len(table.blocks) > wanted:
+            while len(table.blocks) > num_blocks:
                 self.cache.drop(group, table.blocks.pop())
             table.keep_sent(len(table.blocks))
 
@@ -328,7 +328,9 @@ class KVManager:
         child.num_committed = parent.num_committed
         child.node = parent.node
         if child.node is not None:
+            # Both will insert below the node: it stays until neither does.
             child.node.users += 1
+        # A full last block is never written again, so it may stay shared.
         if parent.num_computed % self.block_size:
             parent.shares_tail = child.shares_tail = True
 
@@ -341,6 +343,7 @@ class KVManager:
         heir.take_slot(seq.slot, seq.tables)
         seq.slot, seq.sampled = NO_SLOT, None
         seq.tables = []
+        # To the runner the slot belongs to another sequence now: its tables are sent again as a whole.
         for table in heir.tables:
             table.keep_sent(0)
         heir.num_computed, heir.num_committed, heir.node = seq.num_computed, seq.num_committed, seq.node

@@ -32,6 +32,7 @@ class NgramDrafter:
         tokens = seq.tokens
         seen, start = self._copying.get(seq.sequence_id, (0, 0))
         copied = len(tokens) - seen
+        # The text followed the copy, so the search for another occurrence is spared.
         if start and tokens[start : start + copied] == tokens[seen:]:
             start += copied
         else:
@@ -58,11 +59,13 @@ def _after_last_run(tokens: "array[int]") -> int:
     """Index after the latest earlier occurrence of the last tokens; 0: none."""
     text = tokens.tobytes()
     run, end = text[-SIZE * _WIDTH :], len(text) - _WIDTH
+    # Few, as each searches the whole text.
     for _ in range(_MAX_TRIES):
-        found = text.rfind(run, 0, end)
-        if found < 0:
+        at = text.rfind(run, 0, end)
+        if at < 0:
             break
-        if found % _WIDTH == 0:
-            return found // _WIDTH + SIZE
-        end = found + len(run) - 1  # the matched bytes lie across four tokens
+        # Bytes match at any offset; only one at a token's border is a match of tokens.
+        if at % _WIDTH == 0:
+            return at // _WIDTH + SIZE
+        end = at + len(run) - 1  # the matched bytes lie across four tokens
     return 0

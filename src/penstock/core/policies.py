@@ -178,15 +178,15 @@ class TgiAdmission:
         for seq in waiting:
             if self.max_prefill_tokens is not None and prefill >= self.max_prefill_tokens:
                 break
-            wanted = fitting = 1 + len(seq.siblings)
+            num_slots = fitting = 1 + len(seq.siblings)
             if self._max_total is not None:
-                fitting = min(wanted, (self._max_total - total) // seq.max_length)
+                fitting = min(num_slots, (self._max_total - total) // seq.max_length)
             if fitting < seq.min_slots:
                 break
             total += seq.max_length * fitting
             prefill += len(seq.tokens)
             count += fitting
-            if fitting < wanted:
+            if fitting < num_slots:
                 break
         return count
 

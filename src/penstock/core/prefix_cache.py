@@ -190,6 +190,7 @@ class PrefixCache:
         path: list[Node] = []
         if node is None:
             return path
+        # Keys are made one by one, so a miss near the beginning of a long prompt costs nothing for its rest.
         for key in keys:
             node = node.children.get(key)
             if node is None:

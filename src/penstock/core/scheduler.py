@@ -218,10 +218,12 @@ class Scheduler:
             self._speculation.begin_step()
         prefill_budget = None if self._admission is None else self._admission.max_prefill_tokens
         step = Step(self._budget, self._budget if prefill_budget is None else prefill_budget)
+        # States that the last update forked: each sequence writes to its own from this step on.
         step.copies.extend(self.kv.drain_copies())
         self._claim(step)  # first: the sequences that it preempts must not be in the step
         if self.images is not None:
             self.images.begin_step()
+        # Decodes first: a running answer never waits for another's prompt.
         prompts = self._add_decodes(step)
         self._add_prompts(step, prompts)
         self._admit(step)
@@ -307,6 +309,7 @@ class Scheduler:
         behind: list[Sequence] = []
         returned: list[Sequence] = []
         decodes: list[Sequence] = []
+        # Locals, as the loop runs for each decode of each step.
         make_room, copies, images = self.kv.make_room, step.copies, self.images
         at_tokens = images is not None and not images.settings.tower.is_attended  # else `can_decode` decides
         for seq in self._sequences.running:
@@ -352,6 +355,7 @@ class Scheduler:
         # A copy into its blocks would overwrite those of the sequence that gets them next.
         step.copies[:] = [copy for copy in step.copies if copy.target not in seq.tables[copy.group].held]
         self._sequences.preempt(seq)
+        # The next victim is of another request, if possible: the same one would pay for every shortage.
         self._last_victim = seq.request
         self._blocked = None
         self.num_preemptions += 1
@@ -359,6 +363,7 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         """Admit waiting sequences in order, as far as budget, slots, blocks and the admission policy allow."""
         allowed: int | None = None
+        # The policy walks the queue to answer, so it is asked only if something could join.
         has_room = step.budget > 0 and self._sequences.num_free_slots > 0 and not step.trace.preempted
         if self._admission is not None and has_room and len(self._queue):
             allowed = self._admission.limit(self._queue.in_order(), self._load(step))
@@ -376,6 +381,7 @@ class Scheduler:
 
     def _block_reason(self, seq: Sequence, step: Step, allowed: int | None) -> BlockReason | None:
         """Why the queue's head cannot join; None once it has its blocks."""
+        # Whatever joined now would take the blocks that were just taken from another.
         if step.trace.preempted:
             return "preemption"
         if seq.min_slots > self._sequences.num_free_slots:
@@ -406,6 +412,7 @@ class Scheduler:
             if head is seq and self.kv.num_available < needed + reserve:
                 return "blocks"
         if self._is_loading(seq):
+            # The head waits for the disk in any case, so the next ones read beside it.
             for later in islice(self._queue.in_order(), 1, LOADED_AHEAD):
                 self._is_loading(later)
             return "loading"
@@ -420,6 +427,7 @@ class Scheduler:
         self._blocked = None
         self._sequences.start(seq, most_slots)
         if seq.first_scheduled is None:
+            # Only once: after a preemption the hits are its own blocks, not those of an earlier request.
             seq.first_scheduled = self._clock()
             seq.num_cached_tokens = seq.num_computed
         step.trace.admitted.append((seq.request_id, seq.num_computed))
@@ -458,6 +466,7 @@ class Scheduler:
         step = self._step
         assert step is not None, "no step is under way"
         self._step = None
+        # With their sequences outside of the step: a request fails as a whole.
         for request in {seq.request.request_id for seq in step.requests}:
             self.finish_request(request, None, FinishReason.ERROR, error)
         for part in step.encode:  # how far they came is unknown

@@ -77,6 +77,7 @@ class SequenceTable:
 
     def _run(self, seq: Sequence) -> None:
         seq.status = Status.RUNNING
+        # In order: the first is never preempted, and a sequence costs only those after it their blocks.
         insort(self.running, seq, key=self.queue.order_key)
 
     @property
@@ -127,7 +128,9 @@ class SequenceTable:
         self.keep_slots(carrier, 1)
         carrier.siblings = []
         parents = {branch.parent for branch in branches}
+        # First the beams that are discarded: their slots are those that the forks take.
         self.park(seq for seq in sequences if seq.index not in parents)
+        # All forks before any token is appended: a parent's tokens must still be those that its children share.
         for child, parent, _ in branches:
             if child != parent:
                 self._branch(sequences[parent], sequences[child])
@@ -187,6 +190,7 @@ class SequenceTable:
         self.keep_slots(seq, len(seq.siblings))
         seq.siblings, heir.siblings = [], rest
         heir.status, heir.first_scheduled = seq.status, seq.first_scheduled
+        # The tenant was charged for this prompt once; whoever computes the rest is not charged again.
         heir.turn, heir.num_charged, heir.num_slots = seq.turn, seq.num_charged, seq.num_slots
         if seq.status is Status.WAITING:
             self.queue.remove(seq)

@@ -139,11 +139,13 @@ class Speculation:
         ]
         if requests:
             self._allot(num_decodes, num_tokens, budget)
+        # Only now are the drafters asked that compute: for as many tokens as pay, of the sequences that pay.
         kept = [request for request in requests if request.count]
         missing = [request for request in kept if not request.draft]
         late = self._ask([(request.seq, request.count) for request in missing], free=False)
         for request, draft in zip(missing, late, strict=True):
             request.draft = draft
+        # Deciding against drafts took time as well; the pause keeps it below a share of the steps.
         if not kept:
             seconds = self._clock() - began
             self._pause = min(MAX_PAUSE, int(seconds / (MAX_WASTED_SHARE * self._costs.seconds(num_tokens))))
@@ -173,6 +175,7 @@ class Speculation:
             self._overall.learn(right, wrong)
             if not draft:
                 request.acceptance.fade()
+        # Without the drafters' time, which `_seconds_per_token` has.
         self._costs.observe(num_tokens, self._clock() - self._began - self._draft_seconds)
 
     def forget_sequence(self, seq: Sequence) -> None:
@@ -197,6 +200,7 @@ class Speculation:
             began = self._clock()
             try:
                 proposed = drafter.propose([wanted[index] for index in unknown])
+            # The device is lost, or a rank is gone: no other step can succeed either.
             except EngineDeadError:
                 raise
             except Exception:

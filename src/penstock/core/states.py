@@ -131,6 +131,7 @@ class StateGroup:
         block = table.blocks[index]
         if block == table.blocks[index + 1]:
             return
+        # A chat continues from the newest checkpoint, so the one before it is of no use to the next turn.
         if table.passing is not None:
             self._superseded.append(table.passing)
             table.passing = None
@@ -168,6 +169,7 @@ class StateGroup:
         last = len(table.blocks) - 1
         live = table.blocks[last]
         self._drop_passed(seq, table)
+        # Otherwise the block is also a checkpoint of the index before, and stays held for it.
         if last == table.first or table.blocks[last - 1] != live:
             self._cache.drop(self._group, live)
         table.blocks[last], table.branch = table.branch, NO_BLOCK
@@ -188,6 +190,7 @@ class StateGroup:
             self._cache.hold(self._group, block)
         live, own = table.blocks[-1], self._cache.take(self._group)
         index = len(table.blocks) - 1
+        # Equal numbers are one block: all indices that the live state stands for become the child's own.
         while index >= table.first and table.blocks[index] == live:
             child.blocks[index] = own
             index -= 1

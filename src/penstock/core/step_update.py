@@ -64,6 +64,7 @@ class StepUpdate:
         for seq in self._sequences.of(request_id):
             if index is None or seq.index == index or seq.beams is not None:
                 self._end(seq)
+                # Of `best_of` and beam search, callers know the first n sequences alone.
                 if seq.index < seq.request.params.n:
                     ending = SequenceOutput(request_id, seq.index, [], finish_reason=reason, error=error)
                     ending.error_reason = error_reason
@@ -105,6 +106,7 @@ class StepUpdate:
                     self._take(seq, [], entries, outputs, result.endings[sample])
                 else:
                     self._take(seq, [token], entries, outputs)
+        # After all rows: a search compares the candidates of all its beams.
         if self._searches:
             self._advance_searches(outputs)
         return outputs, served

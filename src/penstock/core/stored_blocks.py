@@ -100,6 +100,7 @@ class StoredTree:
     def _take_up(self, found: Iterable[Record]) -> set[int]:
         """Build the tree from records, parents first; returns the slots in use."""
         known: dict[bytes, StoredBlock] = {}
+        # Parents first. Of two records of one block the older is taken, and the slot of the other is free.
         for record in sorted(found, key=lambda record: (record.depth, record.tick)):
             parent = known.get(record.parent)
             if record.depth == 0:

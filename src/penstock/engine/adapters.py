@@ -82,6 +82,7 @@ class AdapterRoom:
         """A future that completes when the adapter can be used; None: it can now. Fails with `AdapterError`."""
         self._forget_failed()
         resident = self._residents.get(adapter.digest)
+        # One that leaves waits like any other: else requests for it would keep it for ever.
         if resident is not None and not resident.leaves:
             self._residents.move_to_end(adapter.digest)
             return None if resident.loading.done() else resident.loading
@@ -107,6 +108,7 @@ class AdapterRoom:
             in_use: the digests of adapters that requests use now.
         """
         self._forget_failed()
+        # Asked only if something waits: it looks at every live request.
         used = in_use() if self._waiting else set()
         while self._waiting and self._has_room(self._waiting[0][0], used):
             adapter, future = self._waiting.popleft()
@@ -133,11 +135,11 @@ class AdapterRoom:
 
     def _has_room(self, adapter: Adapter, used: set[str]) -> bool:
         """Whether there is room for one more; if not, evict adapters that no request uses."""
-        by_need = sorted(
-            self._residents.values(), key=lambda resident: resident.adapter.digest in used
-        )  # a stable sort
+        # The sort is stable: those in the same state stay in the order of their last need.
+        by_need = sorted(self._residents.values(), key=lambda resident: resident.adapter.digest in used)
         staying = [resident for resident in by_need if not resident.leaves]
         while staying and not self._fits(adapter, staying):
+            # Marked first, freed once no request uses it: then the room for the adapter that waits grows in any case.
             staying.pop(0).leaves = True
         for resident in by_need:
             if resident.leaves and resident.loading.done() and resident.adapter.digest not in used:

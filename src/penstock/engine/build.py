@@ -111,15 +111,12 @@ def _build_engine(
         draft_facts = None if draft is None else read_facts(draft)
     takes = _adaptable(checkpoint) if is_ours else Adaptable({})
     elements = sum(adapter.num_elements for adapter in _listed_adapters(config.adapters, takes))
+    # All sizes are known and nothing is loaded: what does not fit is refused in milliseconds.
     settings = resolve(config, facts, machine, draft_facts, elements)
     runner, draft_runner = _load_runners(checkpoint, draft, settings, make_runner)
     load_vocabulary = partial(_load_vocabulary, checkpoint, facts.vocab_size)
     grammars = Grammars(load_vocabulary, facts.vocab_size, settings.max_num_seqs)
-    adapters = None
-    if settings.memory.adapters:
-        assert isinstance(runner, AdapterRunner), "this runner takes no adapters"
-        most = settings.memory.adapters // BYTES_OF[settings.dtype]
-        adapters = AdapterRoom(runner, most)
+    adapters = _adapter_room(settings, runner)
     speculation = make_speculation(settings, make_drafters(settings, draft_runner, grammars), clock)
     info = replace(
         _describe(checkpoint, facts, settings, takes),
@@ -140,6 +137,14 @@ def _build_engine(
         draft_runner=draft_runner,
         adapters=adapters,
     )
+
+
+def _adapter_room(settings: Settings, runner: ModelRunner) -> AdapterRoom | None:
+    """None: no memory was planned for adapters."""
+    if not settings.memory.adapters:
+        return None
+    assert isinstance(runner, AdapterRunner), "this runner takes no adapters"
+    return AdapterRoom(runner, settings.memory.adapters // BYTES_OF[settings.dtype])
 
 
 def _adaptable(checkpoint: Checkpoint) -> Adaptable:
@@ -276,7 +281,7 @@ def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts
 
 
 def _with_sounds(info: EngineInfo, checkpoint: Checkpoint, facts: ModelFacts) -> EngineInfo:
-    """`info` with what the server needs to know of the model's audio encoder."""
+    """`info` with the settings of the model's audio encoder."""
     from penstock.checkpoint.sound_input import read_sound_input, unsupported_encoder  # here: few models have one
 
     takes_sounds = facts.tower is not None and facts.tower.is_audio

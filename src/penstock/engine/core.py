@@ -97,6 +97,7 @@ class PendingRequests:
             open_futures = [
                 future for pending in self._pending.values() for future in pending.awaited if not future.done()
             ]
+            # Briefly: the engine's loop must look for messages, such as an abort, in between.
             wait(open_futures, PAUSE, FIRST_COMPLETED)
         for request_id, pending in list(self._pending.items()):
             if pending.is_settled:
@@ -113,6 +114,7 @@ class PendingRequests:
         """
         pending = self._pending.pop(request_id, None)
         if pending is not None:
+            # A grammar may take seconds to compile; without a request that waits it is work for nobody.
             for future in () if goes_on else pending.awaited:
                 if not future.done() and not any(future in other.awaited for other in self._pending.values()):
                     self._drop(future)
@@ -189,6 +191,7 @@ class EngineCore:
         Args:
             source: location of KV blocks of its text that another engine has computed.
         """
+        # A request that the journal resumes was accepted by an engine with more memory.
         if request.images and (refusal := self._scheduler.refusal(request)) is not None:
             self._scheduler.refuse(request, refusal)
             return
@@ -198,6 +201,7 @@ class EngineCore:
 
     def finish_request(self, request_id: str, index: int | None, reason: FinishReason) -> None:
         """End a request, or one of its sequences, in any state; ended and unknown ids are ignored."""
+        # The scheduler knows how to end a request in any state, so one that still waits is added first.
         self._pending.release(self._scheduler, request_id, goes_on=index is not None)
         self._scheduler.finish_request(request_id, index, reason)
         if self._tier is not None and index is None:
@@ -246,6 +250,7 @@ class EngineCore:
             return outputs
         if begin is not None:
             num_tokens = len(plan.forward.token_ids) + self._scheduler.trace.encoded_tokens
+            # Written down before the device is touched: a step that kills the process names its requests.
             begin(num_tokens, self._scheduler.request_indices())
         self._num_steps += 1
         self._num_tokens += len(plan.forward.token_ids)
@@ -256,6 +261,7 @@ class EngineCore:
             outputs = self._scheduler.fail_step(f"the step failed: {error}")
             if isinstance(error, DeviceLostError):
                 raise
+            # Asked of any error: torch raises a RuntimeError for a wrong shape and for a lost device alike.
             if is_device_lost(error):
                 raise DeviceLostError(f"the device is lost: {error}") from error
             sizes = len(plan.forward.token_ids), len(plan.forward.encode)
@@ -287,6 +293,7 @@ class EngineCore:
         plan.samples.mask = masks
         result = self._runner.execute(plan)
         if masks is not None:
+            # Where a grammar is complete, or failed, the mask is empty, and the sampler found no token.
             for sample, ending in masks.endings().items():
                 result.end(sample, ending)
         return result

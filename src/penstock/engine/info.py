@@ -63,7 +63,7 @@ class EngineInfo:
 
     @property
     def encoder_note(self) -> str:
-        """The end of a sentence about what the model takes: that its audio encoder is not supported, if so."""
+        """Suffix for messages about the model's inputs: its audio encoder is not supported; empty if it is."""
         kind = self.unsupported_encoder
         return "" if kind is None else f"; its audio encoder ({kind}) is not supported"
 

@@ -104,6 +104,7 @@ class EngineLoop:
             if self._core.has_work:
                 self._take_waiting()  # all of them: an abort, or a new request, counts from this step on
                 self._step()
+            # Threads write blocks while nothing runs: an idle engine looks after them between messages.
             elif self._core.is_writing and not self._requests.poll(TEND_MS):
                 self._core.poll_transfers()
                 if not self._core.is_writing:  # report the writes' counters, as no step's message will
@@ -163,6 +164,7 @@ def run_engine(launch: Launch) -> int:
             start.imported()
             core = make_core(launch.config, start)
         gc.freeze()  # collections of the loop need not scan what was imported and loaded
+        # Replaces the alarm of `_die_soon_after_parent`: with both ends open there is no folder to remove.
         die_with_parent()
         _send(outputs, Ready(core.info))
         try:
@@ -184,6 +186,7 @@ def run_engine(launch: Launch) -> int:
         _fail(in_flight, f"{type(error).__name__}: {error}", mistake=False)
         return 1
     finally:
+        # The last outputs clear requests of blame, so they get time to leave.
         context.destroy(linger=FAREWELL_MS)
 
 
@@ -219,6 +222,7 @@ def _load(core: str) -> Callable[[EngineConfig, Start], Core]:
 def _fail(in_flight: InFlightStep, message: str, *, mistake: bool) -> None:
     if len(message) > MAX_MESSAGE:
         message = f"{message[:MAX_MESSAGE]} ... (cut)"
+    # Not a message: the sockets may not be connected yet, and the server reads the file after the death.
     in_flight.leave_words(protocol.encode(Failed(message, mistake)))
 
 

@@ -49,10 +49,10 @@ def _find_packed(config: EngineConfig) -> PackedFile | None:
     if settings is None or cache is None:
         return None
     key = packed_key.packed_key(open_model(config.model), settings, Ranks(0, settings.tensor_parallel_size))
-    found = None if key is None else cache.open(key)
-    if found is not None:
-        found.begin_check()
-    return found
+    packed = None if key is None else cache.open(key)
+    if packed is not None:
+        packed.begin_check()
+    return packed
 
 
 def _expected_settings(config: EngineConfig) -> Settings | None:
@@ -71,6 +71,8 @@ def _expected_settings(config: EngineConfig) -> Settings | None:
     try:
         checkpoint = open_model(config.model)
         facts = read_facts(checkpoint, ranks=config.model.tensor_parallel_size)
+        # Drafts change no weights of the model; their own files are opened where they are loaded.
         return resolve(replace(config, speculation=SpeculationConfig()), facts, machine)
+    # The engine's own start raises it again, with a message for the user.
     except PenstockError:
         return None

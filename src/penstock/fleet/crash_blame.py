@@ -77,6 +77,7 @@ class CrashBlame:
         while self._waiting and self._trial is None:
             request = next(iter(self._waiting))
             case = request.case
+            # With a death on its record it must run alone; otherwise it is enough that no other can be to blame.
             if case.suspect and (self._engine if case.deaths else self._num_unproven):
                 break
             del self._waiting[request]
@@ -117,6 +118,7 @@ class CrashBlame:
             case = suspects[0].case
             case.losses += lost
             case.deaths += not lost
+            # SIGKILL may come from outside, so a kill counts less than a crash.
             case.faults += fault
             if case.faults >= FAULTS or case.deaths + case.losses >= DEATHS:
                 convict = suspects[0]
@@ -144,6 +146,7 @@ class CrashBlame:
         for request in in_engine:
             request.case.index = None
         self._engine = {}
+        # The next engine numbers its requests from 0 again.
         self._num_unproven = self._num_handed_over = 0
         self._trial = None
 

@@ -70,6 +70,7 @@ class Dispatcher:
         """Queue an accepted request. Its `arithmetic` is set already if a part of its answer was sent before."""
         request = entry.request
         tenant = request.tenant if self._policy == "fair" else ""
+        # As the engines' own queues order them, so that a request does not change its rank on the way.
         entry.account = tenant, 0 if self._policy == "fcfs" else request.priority
         entry.ordinal = self._num_added
         self._num_added += 1
@@ -104,6 +105,7 @@ class Dispatcher:
             entry.arithmetic = replica.capacity.arithmetic
             if not entry.case.is_proven:
                 replica.blame.progressed(entry, step)
+            # It has a token, so its prompt is computed: it may move once the outputs of the step are delivered.
             if replica.capacity.role == "prefill":
                 replica.begun[entry] = None
             if len(self.replicas) > 1:  # a single engine's own queue has the counters
@@ -124,6 +126,7 @@ class Dispatcher:
                 for entry in replica.blame.due():
                     self._count(replica, entry)
                     yield number, entry
+            # On trial a replica stays touched: a request that waits behind the suspect is due without another event.
             if not replica.blame.is_trying:
                 self._touched.discard(number)
 
@@ -173,6 +176,7 @@ class Dispatcher:
         """
         self._placement.replica_down(number)
         replica = self.replicas[number]
+        # Only then do the engine's requests wait, as `_move_from` expects, with the suspects among them marked.
         convict = replica.blame.died(request_indices, fault=fault, lost=lost)
         self._touched.add(number)
         self._move_from(replica)

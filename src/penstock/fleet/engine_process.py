@@ -74,6 +74,7 @@ class EngineProcess:
     def wait(self) -> int:
         """Wait for the process to end; returns its exit code, negative for a signal. A stopped process is killed."""
         with contextlib.suppress(ChildProcessError):  # another call reaped it
+            # A debugger stops a process for a moment, too; only one that stays stopped is killed.
             while self._is_stopped() and not self.was_stopped:
                 time.sleep(STOPPED_SECONDS)
                 if self._is_stopped(os.WNOHANG):

@@ -125,6 +125,7 @@ class Fleet:
         began = time.monotonic()
         infos = await self._all_ready(links)
         for link, info in zip(links, infos, strict=True):
+            # Requests move between replicas, so token ids and defaults must mean the same in all.
             _check_alike(infos[0], info)
             self._settle(link, info, time.monotonic() - began)
 
@@ -197,13 +198,14 @@ class Fleet:
             await asyncio.gather(*(link.close(grace=0.0) for link in links))
             raise
         self.is_asleep = False
+        # Only now, with all engines ready: a wake that fails leaves every replica asleep.
         for replica, link, info in zip(list(self.replicas.values()), links, infos, strict=True):
             woken = self._settle(link, info, time.monotonic() - began, replica.status)
             woken.supervise(self)
             self.engine_is_up(woken)
 
     def stop_restarting(self, reason: str) -> None:
-        """Give engines up that end from now on: their model's files may be others now."""
+        """Do not replace engines that end from now on: the model's files may have changed."""
         for replica in self.replicas.values():
             replica.stop_restarting(reason)
 
@@ -301,6 +303,7 @@ class Fleet:
 
     def _end(self, replica: Replica) -> "asyncio.Task[None]":
         """Remove a replica; returns the task that ends its engine, which runs whether it is awaited or not."""
+        # Out of the tables first, so that nothing is sent to the engine while it ends.
         del self.replicas[replica.number]
         self.dispatcher.remove_replica(replica.number)
         self.owner.replica_is_gone(replica)

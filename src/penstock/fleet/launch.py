@@ -80,9 +80,9 @@ def divide(
         return [(_on_device(config, f"cuda:{index * each}"), UNBOUND) for index in range(count)]
     if config.model.device != "auto" and config.model.device.startswith("cuda"):
         raise ConfigError(f"{count} engines cannot share {config.model.device}: use cuda, and each takes its own")
-    found, total, share = find_bindings(count), cores(), memory() // count
+    bindings, total, share = find_bindings(count), cores(), memory() // count
     configs = []
-    for index, binding in enumerate(found):
+    for index, binding in enumerate(bindings):
         threads = len(binding.cpus) if binding.cpus else total // count + (index < total % count)
         model = replace(config.model, threads=config.model.threads or max(1, min(threads, total)))
         cache = replace(config.cache, max_memory=config.cache.max_memory or share)

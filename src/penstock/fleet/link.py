@@ -101,6 +101,7 @@ class Channel:
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self.outputs = context.socket(zmq.PULL)
         self.requests = context.socket(zmq.PUSH)
+        # Without limits: the engine must not block on a server that is busy, nor the server on an engine that loads.
         self.outputs.set_hwm(0)
         self.requests.set_hwm(0)
         self._frames: deque[bytes] = deque()
@@ -137,6 +138,7 @@ class Channel:
             return
         while int(self.outputs.getsockopt(zmq.EVENTS)) & _POLLIN:
             self._frames.append(self.outputs.recv(zmq.NOBLOCK))
+            # Other callbacks of the event loop get their turn between.
             if len(self._frames) >= MAX_TAKEN:
                 self._loop.call_soon(self._take)
                 break
@@ -185,6 +187,7 @@ class EngineLink:
         self._exit_code: asyncio.Future[int] | None = None
         self._context = zmq.Context()
         self._channel = Channel(self._context)
+        # This side binds, as it is up first: the engine connects when its imports are done.
         self._channel.outputs.bind(local_address(self.folder, "outputs"))
         self._channel.requests.bind(local_address(self.folder, "requests"))
 

@@ -64,7 +64,7 @@ class ModelStatus:
     progress: float = 1.0
     """Share of the weights that have been read, 0 to 1."""
     stage: LoadStage | None = None
-    """What its load is at; None: none is under way."""
+    """Stage of its load; None: it is not being loaded."""
     error: str | None = None
     """Why it could not be loaded last time, or its engines ended for good."""
     expires_in: float = math.inf
@@ -159,12 +159,14 @@ class ModelBroker:
         """What is to be unloaded and loaded now. Waiting uses of models that are loaded begin."""
         for model in self.models.values():
             model.is_leaving = False
+        # Decided anew at each call: what the head of the queue needs may have become free otherwise.
         head = self._head()
         if head is not None:
             for victim in self._victims(self.models[head]):
                 victim.is_leaving = True
         for name, model in self.models.items():
             if model.state == "loaded" and not model.is_leaving:
+                # A model that was to leave may stay after all, as the use for which it would have left is withdrawn.
                 model.num_uses, model.num_waiting = model.num_uses + model.num_waiting, 0
                 if name in self._wanted:
                     self._wanted.remove(name)
@@ -174,6 +176,7 @@ class ModelBroker:
         load = head if head is not None and self._fits(self.models[head]) else None
         if load is not None:
             self._wanted.remove(load)
+            # All that it may need is held while it loads; `loaded` gives the rest back.
             self.models[load].state, self.models[load].held = "loading", self.models[load].needed
         return Moves(unload, load)
 
@@ -223,6 +226,7 @@ class ModelBroker:
 
     def _victims(self, model: ModelMemory) -> list[ModelMemory]:
         """Loaded models to unload for another: those in use last, else the least recently used first."""
+        # What ends already is as good as gone: others need not make room for the same bytes.
         stay = [other for other in self._in_memory() if other is not model and other.state != "unloading"]
         victims = []
         candidates = sorted((other for other in stay if other.state == "loaded"), key=_by_use)

@@ -125,6 +125,7 @@ class Placement:
         replica = self.replicas[number]
         replica.is_up = False
         self._note_replicas()
+        # With the engine its KV cache is gone.
         self._router.lost(number)
         replica.load.num_open = replica.load.pending = 0
         replica.pending.clear()
@@ -145,6 +146,7 @@ class Placement:
 
     def _note_replicas(self) -> None:
         self._up = [replica for replica in self.replicas.values() if replica.is_up]
+        # By identity first: replicas share a few objects, and hashing a thousand equal ones takes long.
         kinds = {id(replica.capacity): replica.capacity for replica in self.replicas.values()}
         draining = any(replica.is_draining for replica in self.replicas.values())
         self._are_alike = not draining and len(set(kinds.values())) == 1
@@ -203,6 +205,7 @@ class Placement:
         else:
             takers = {replica.number for replica in self.takers(entry)}
             suitable = [replica for replica in open_replicas if replica.number in takers]
+        # The role narrows the choice before the router sees it: it knows prefixes and loads alone.
         suitable = self._of_role(entry, suitable)
         if not self._router.may_wait:
             suitable = [replica for replica in suitable if replica.has_room(entry)]
@@ -259,6 +262,7 @@ class Placement:
         """Take a prompt that is computed, or will not be, out of its replica's load."""
         replica.load.pending -= entry.pending
         left = replica.pending[entry.account] - entry.pending
+        # An account without pending tokens goes: the table would grow with each tenant that ever called.
         if left:
             replica.pending[entry.account] = left
         else:

@@ -182,6 +182,7 @@ class Replica:
                     return True
         finally:
             answered.cancel()
+        # Aborted requests leave their step running, of which `is_busy` knows nothing any more.
         in_step = self._link.in_flight.num_tokens() > 0
         return in_step and time.monotonic() - self._unanswered_since <= self._allowed()
 
@@ -190,6 +191,7 @@ class Replica:
         self.down, self._closing = reason, True
         if self._overdue is not None:
             self._overdue.cancel()
+        # Again and again: a cancellation that meets the end of an inner `wait_for` is lost (Python 3.11).
         while self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=0.1)
@@ -214,6 +216,7 @@ class Replica:
         owner.engine_died(self, death)  # first: requests can move to other engines while this one restarts
         self._overdue = asyncio.get_running_loop().call_later(self._patience, owner.replica_stays_down, self)
         self._link.destroy()
+        # The new engine may have other facts: less memory was free, so longest requests may not fit any more.
         self.info = await self._restart()
         self._overdue.cancel()
         self.down = None
@@ -227,12 +230,13 @@ class Replica:
         up_since = time.monotonic()
         reading = asyncio.ensure_future(self._read(owner))
         exited = asyncio.ensure_future(self._link.exited())
-        hanging = asyncio.ensure_future(self._await_hang(owner))
+        hanging = asyncio.ensure_future(self._await_hang())
         try:
             await asyncio.wait({reading, exited, hanging}, return_when=asyncio.FIRST_COMPLETED)
             hang = None if exited.done() else self._hang()
             self._link.kill()
             code = await exited
+            # Only then may the rest be read: two readers of one socket would share its messages at random.
             await _cancel(reading)
             # Outputs sent before the death count: they clear requests of blame, and need not be recomputed.
             for message in await self._link.receive_rest():
@@ -240,8 +244,10 @@ class Replica:
         finally:
             for task in (reading, exited, hanging):
                 task.cancel()
+        # An engine that ran for long started well, whatever ended it: the next start need not wait.
         if time.monotonic() - up_since > SOUND_SECONDS:
             self._failures = 0
+        # A hang before all else: the kill that ended it is this process's own.
         if hang is not None:
             return Death(f"hung: {hang}", True, self._link.in_flight.request_indices())
         if self._link.was_stopped:
@@ -262,7 +268,7 @@ class Replica:
             self._failures = 0  # an engine that generates has started well: its death is no failed start
         owner.on_message(self, message)
 
-    async def _await_hang(self, owner: ReplicaOwner) -> None:
+    async def _await_hang(self) -> None:
         self._silence = 0.0
         last = time.monotonic()
         while self._silence <= self._allowed():
@@ -290,6 +296,7 @@ class Replica:
         for _ in range(self._restarts.max_failed_starts):
             if self._failures:
                 await asyncio.sleep(self._restarts.pause(self._failures))
+            # Counted before the start, and reset by the first tokens: an engine that dies while it loads counts, too.
             self._failures += 1
             try:
                 self._link = self._link.again()

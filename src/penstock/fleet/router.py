@@ -191,6 +191,7 @@ class PrefixRouter:
         """Estimate of cached prompt tokens, for the replicas that have any."""
         cached: dict[int, int] = {}
         for block_size in self._block_sizes:
+            # All bits: every replica may hold the first block.
             alive = -1
             for depth, key in enumerate(self._chain(route, block_size)):
                 holders = alive & self._holders.get(key, 0)
@@ -250,6 +251,8 @@ class PrefixRouter:
         if shadow is None:
             return
         num_found = num_cached_tokens // shadow.block_size
+        # A block that another request without an output was to compute may be missing only because it is not computed
+        # yet.
         if num_found >= len(route.touched) or route.touched[num_found] in self._unconfirmed:
             return
         oldest_left = route.touched[num_found]

@@ -126,13 +126,16 @@ class AsyncEngine:
             options = replace(options, numbers=beside.numbers, on_loading=beside.on_loading, yields=beside.others_work)
         fleet, own_journal = Fleet(options, config.scheduler.policy), journal if beside is None else None
         try:
+            # Before the wait for the engines: a file that is missing fails the start at once.
             template = await asyncio.to_thread(read_template, config.model.chat_template)
         except BaseException:
             await _close_started(links, own_journal)
             raise
+        # The tokenizer takes a second or more, which the engines need for their weights.
         loading = asyncio.ensure_future(asyncio.to_thread(_load_tokenizer, config.model, template))
         try:
             await fleet.open(links)
+            # A thread cannot be cancelled: on failure its result is still awaited, and closed (`_close_loaded`).
             tokenizer = await asyncio.shield(loading)
             engine = cls(
                 config, fleet, tokenizer, limits or QueueLimits(), journal, reconnect_seconds, default_sampling, beside
@@ -145,6 +148,7 @@ class AsyncEngine:
             await _close_started(links, own_journal)
             await _close_loaded(loading)
             raise
+        # Last: an engine that dies before is a start that failed, not one to replace.
         fleet.supervise(engine)
         engine._note_load()
         return engine
@@ -225,7 +229,7 @@ class AsyncEngine:
 
     @property
     def metrics(self) -> Metrics:
-        """The server's metrics, up to date; for readers, as it counts what was only kept until now."""
+        """The server's metrics, brought up to date by each access."""
         self._meter.settle()
         return self._metrics
 
@@ -275,6 +279,7 @@ class AsyncEngine:
 
     async def close(self) -> None:
         """End the engine processes, and all open requests with an error."""
+        # First, so that no caller waits for a stream whose engine has gone.
         self.fail_all(EngineDeadError("the server is shutting down"))
         await self.fleet.close()
         if self._beside is None:
@@ -426,11 +431,13 @@ class AsyncEngine:
         """
         if self._refusal is not None and not self._takes_more_of(series):
             raise self._refusal
+        # Other arithmetic would continue with other tokens than those that the client has.
         if not all(self.fleet.dispatcher.has_arithmetic(arithmetic) for arithmetic in begun if arithmetic):
             raise InvalidRequestError(
                 "Last-Event-ID: the answer was started by a server with another model, instruction set or version, so "
                 "no engine here can continue it exactly; send the request again without it"
             )
+        # All that can refuse the call comes before the first of its requests is added: either all are open or none.
         rows = self.journaled_calls.rows_of(accepted, self.info.model_identity, alias) if self.journaled else []
         admitted = self.admission.enter([item.request for item in accepted], accepted[0].caller, queue_timeout)
         output_processors = [
@@ -529,6 +536,7 @@ class AsyncEngine:
 
     def fail_all(self, error: EngineDeadError) -> None:
         """Fail all open requests at once, without waiting for the engine."""
+        # The first reason stays: it is what ended the engines, not what followed from it.
         if not isinstance(self._refusal, EngineDeadError):
             self._refusal = error
         self.open_requests.fail_all(error)

@@ -86,6 +86,7 @@ class Decoders:
         self._is_closed = True
         for worker in list(self._running):
             worker.kill()
+        # Waits for the calls under way, which end as their processes are killed.
         idle = [self._idle.get() for _ in range(NUM_WORKERS)]
         for worker in filter(None, idle):
             worker.close()
@@ -105,6 +106,7 @@ class Decoders:
         Raises:
             InvalidRequestError: decoding exceeded a time limit, or crashed the process.
         """
+        # 0: it retired after data that exhausted its memory.
         if exit_code in (0, -signal.SIGKILL):
             return
         fault = f"ends the process that decodes it, with exit code {exit_code}"

@@ -62,6 +62,7 @@ class GrammarChecks:
                 f"{self._room.most}, of which one API key may not take all"
             )
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Only while it waits: one check runs at a time, whatever its size.
         self._room.take(size, tenant)
         self._waiting.add(tenant, turn)
         self._admit()

@@ -115,6 +115,7 @@ class History:
 
     def accepted(self, request: Request, alias: str | None) -> RequestRecord:
         """Record a new request; `alias` is another name of its call."""
+        # The oldest goes, ended or not: the table is for looking back, and has no part in any request.
         while len(self._records) >= MAX_REQUESTS:
             del self._records[next(iter(self._records))]
         record = self._records[request.request_id] = RequestRecord(
@@ -133,6 +134,7 @@ class History:
         self.num_steps += 1
         if len(self._latest) == STEPS_A_PIECE:
             first, ended = self._latest[0], step.began + step.seconds
+            # Encoded, they take less memory, and the garbage collector has nothing to visit.
             self._pieces.append(_Piece(first.began, ended, _ENCODER.encode(self._latest)))
             self._latest.clear()
         while self._pieces and self._pieces[0].ended < step.began - MAX_SECONDS:

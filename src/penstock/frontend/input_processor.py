@@ -284,8 +284,8 @@ class InputProcessor:
                 "prompt",
             )
         left = context - prompt_length
-        wanted = self._info.defaults.max_tokens if params.max_tokens is None else params.max_tokens
-        return left if wanted is None else min(max(wanted, params.min_tokens), left)
+        requested = self._info.defaults.max_tokens if params.max_tokens is None else params.max_tokens
+        return left if requested is None else min(max(requested, params.min_tokens), left)
 
     def _refuse_max_tokens(self, prompt_length: int, max_tokens: int) -> None:
         context = self._info.max_model_len

@@ -98,6 +98,7 @@ class LargeWork:
         while (first := self._waiting.first()) is not None:
             turn, size = first
             if not turn.cancelled():
+                # A piece takes at most half of what is free, so that smaller ones fit beside it.
                 if 2 * size > self._free or not self._num_free:
                     return
                 self._free -= size

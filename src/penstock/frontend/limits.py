@@ -153,6 +153,7 @@ class SharedLimit:
         """Take `amount`; a negative amount is returned."""
         self.held += amount
         mine = self._by_name.get(name, 0) + amount
+        # A table of tenants that hold something: keys come and go.
         if mine:
             self._by_name[name] = mine
         else:
@@ -253,6 +254,7 @@ class Admission:
             self._check_prompts(requests, self._limits.max_prompt_tokens)
         self._check_room(answers, tokens, caller)
         self._check_images(requests, pixels, caller)
+        # Last, as it takes from the caller's allowance: nothing may refuse the call after that.
         if caller.account is not None:
             caller.account.check(tokens)
             caller.account.spend(tokens)

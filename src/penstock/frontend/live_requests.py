@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import FinishReason, Request, SequenceOutput
@@ -19,14 +20,23 @@ class Core(Protocol):
     def step(self) -> Sequence[SequenceOutput]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _LiveRequest:
+    """A request in progress, with what its iteration waits for."""
+
+    output_processor: OutputProcessor
+    inbox: deque[CompletionDelta] | None = None
+    """Deltas to yield; None: the request is not streamed."""
+    ended: deque[str] | None = None
+    """The ids of the iteration's ended requests; None: the request is streamed."""
+
+
 class LiveRequests:
     """The requests in progress. Not thread-safe; one thread may interleave several iterations."""
 
     def __init__(self, core: Core) -> None:
         self._core: Core | None = core
-        self._live: dict[str, OutputProcessor] = {}
-        self._inboxes: dict[str, deque[CompletionDelta]] = {}  # of the live requests that are streamed
-        self._ended: dict[str, deque[str]] = {}  # of the other live requests: where their ends are noted
+        self._live: dict[str, _LiveRequest] = {}
 
     def close(self) -> None:
         """Forget the engine: requests in progress fail with EngineDeadError when they are continued."""
@@ -39,8 +49,7 @@ class LiveRequests:
         interrupt: KeyboardInterrupt | None = None
         try:
             for output_processor in pending:
-                self._ended[output_processor.request.request_id] = ended
-                self._add(output_processor)
+                self._add(_LiveRequest(output_processor, ended=ended))
             while indices and interrupt is None:
                 try:
                     self._step()
@@ -55,9 +64,9 @@ class LiveRequests:
 
     def stream(self, pending: OutputProcessor) -> Generator[CompletionDelta, None, None]:
         """Run a request; yields its deltas as they come. Leaving the loop early aborts it."""
-        inbox = self._inboxes[pending.request.request_id] = deque[CompletionDelta]()
+        inbox = deque[CompletionDelta]()
         try:
-            self._add(pending)
+            self._add(_LiveRequest(pending, inbox))
             while inbox or not pending.finished:
                 if not inbox:
                     self._step()
@@ -72,10 +81,11 @@ class LiveRequests:
             raise EngineDeadError("this LLM is closed")
         return self._core
 
-    def _add(self, output_processor: OutputProcessor) -> None:
-        with interrupts_held():
-            self._live[output_processor.request.request_id] = output_processor
-            self._engine.add_request(output_processor.request)
+    def _add(self, live: _LiveRequest) -> None:
+        request = live.output_processor.request
+        with interrupts_held():  # Ctrl-C between the two lines would leave the table and the engine apart
+            self._live[request.request_id] = live
+            self._engine.add_request(request)
 
     def _step(self) -> None:
         """Run one engine step and deliver its outputs to all live requests, including those of other iterations.
@@ -89,25 +99,23 @@ class LiveRequests:
         outputs, now = core.step(), time.monotonic()
         for output in outputs:
             request_id = output.request_id
-            output_processor = self._live.get(request_id)
-            delta = output_processor.process_output(output, now) if output_processor else None
-            if output_processor is None or delta is None:
+            live = self._live.get(request_id)  # None: aborted since
+            delta = live.output_processor.process_output(output, now) if live else None
+            if live is None or delta is None:
                 continue
-            if request_id in self._inboxes:
-                self._inboxes[request_id].append(delta)
+            if live.inbox is not None:
+                live.inbox.append(delta)
             if delta.engine_goes_on:
                 core.finish_request(request_id, output.index, FinishReason.STOP)
-            if output_processor.finished:
+            if live.output_processor.finished:
                 del self._live[request_id]
-                if request_id in self._ended:
-                    self._ended[request_id].append(request_id)
+                if live.ended is not None:
+                    live.ended.append(request_id)
 
     def _abort(self, pending: Sequence[OutputProcessor]) -> None:
         """Remove ended requests, and abort unfinished ones that the caller has left."""
         with interrupts_held():
             for output_processor in pending:
                 request_id = output_processor.request.request_id
-                self._inboxes.pop(request_id, None)
-                self._ended.pop(request_id, None)
                 if self._live.pop(request_id, None) is not None and self._core is not None:
                     self._core.finish_request(request_id, None, FinishReason.ABORT)

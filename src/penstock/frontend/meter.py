@@ -61,6 +61,7 @@ class Meter:
         """Note a new engine, whose counters start at zero."""
         if replica in self._engines:
             self._count_engine(replica)
+        # A new engine counts from zero, and the metrics must never fall.
         start = EngineStats(0, 0, 0, 0, info.num_blocks, 0, 0, 0, 0, 0)
         self._engines[replica] = _EngineCounts(start, start)
         self._metrics.replica_up.set(1, str(replica))
@@ -91,6 +92,7 @@ class Meter:
     def record_step(self, step: StepRecord) -> None:
         """Keep a step, to observe the durations of its parts."""
         self._steps.append(step)
+        # Observing takes longer than keeping, and Prometheus asks every few seconds.
         if len(self._steps) >= MAX_STEPS_KEPT:
             self._count_steps()
 
@@ -181,6 +183,7 @@ class Meter:
             self._metrics.request_computed_tokens.observe(len(request.prompt_token_ids) - output.num_cached_tokens)
         num_tokens = len(output.token_ids)
         if num_tokens:
+            # Kept beside the counter until somebody reads it: this runs for each token.
             self._num_generated += num_tokens
             answer = progress.answers.get(output.index)
             if answer is not None:

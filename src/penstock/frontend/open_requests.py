@@ -188,6 +188,8 @@ class OpenRequests:
         for output in outputs:
             open_request = self._open.get(output.request_id)
             if open_request is not None and self._dispatcher.record_output(replica, open_request, output, step):
+                # The ids of its events name it: any server with the same arithmetic can continue the stream
+                # (`StreamCursor`).
                 open_request.output_processor.arithmetic = open_request.arithmetic or ""
                 try:
                     for part in single_tokens(output) if open_request.by_token else (output,):
@@ -198,6 +200,7 @@ class OpenRequests:
         if replica.begun:
             for leaving in self._dispatcher.take_leaving(replica):
                 self._fleet.send_to(replica.number, HandOver(leaving.request_id))
+        # An output may have cleared a suspect or made room, so that others can go.
         if self._dispatcher.has_waiting:
             self.send_due()
 
@@ -221,6 +224,7 @@ class OpenRequests:
         if convict is not None:
             open_request = self._open[convict.request_id]
             logger.error("request %s is ended: it ran alone when the engine %s", open_request.request_id, death.reason)
+            # A client that retries would otherwise kill the next engines with the same request.
             self._quarantine.append(_signature(open_request.request))
             self.end_request(
                 open_request, FinishReason.ERROR, f"the request made the engine fail more than once: it {death.reason}"
@@ -275,6 +279,7 @@ class OpenRequests:
         if open_request.admitted is not None:
             self._admission.output(open_request.admitted, len(output.token_ids))
         if finished:
+            # Before readers learn of the end: the place in the queue is free by the time the client calls again.
             self._remove(open_request, output_processor.answers)
             self._meter.finished(open_request.request, open_request.progress, now)
         if output.error_reason is ErrorReason.EXPIRED:
@@ -308,6 +313,7 @@ class OpenRequests:
             (reader, position) for reader, position in open_request.readers if reader is not request_stream
         ]
         request_stream.fail_stream(ClientGoneError("the reader has left"))
+        # The journal keeps the answer for a client that comes back, so the request runs on for a while.
         asyncio.get_running_loop().call_later(self._reconnect_seconds, self._abort_unread, open_request)
 
     def _abort_unread(self, open_request: OpenRequest) -> None:

@@ -59,6 +59,7 @@ class Detokenizer:
         self._shown = shown
         self._keeps_first_space = keeps_first_space
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        # Special tokens are left out of the text, so they say nothing of a space before the next token.
         visible = (token for token in reversed(prompt_token_ids) if tokenizer.is_shown(token))
         self._before = next(visible, None)  # the answer's first token is decoded after it
         self._has_bytes = False  # whether a character may be incomplete
@@ -138,6 +139,7 @@ class StopStrings:
 
     def add_text(self, text: str, may_stop: bool = True) -> Released:
         """Process the next piece of text; with `may_stop` False, a complete stop string is treated as ordinary text."""
+        # Nearly every piece: no character of it begins a stop string.
         if not self._held and self._table.first.isdisjoint(text):
             return Released(text, None)
         seen = self._held + text
@@ -146,6 +148,7 @@ class StopStrings:
             if stop is not None and may_stop:
                 self._held = ""
                 return Released(seen[: place + 1 - len(stop)], stop)
+        # The longest match of any string: what may yet be a stop string cannot be taken back once it is sent.
         keep = len(seen) - max(self._matched)
         self._held = seen[keep:]
         return Released(seen[:keep], None)
@@ -233,6 +236,7 @@ class OutputProcessor:
             now: seconds of `time.monotonic()`.
         """
         answer = self._answers[output.index]
+        # A stop string ended it here, and the engine's step with further tokens was under way.
         if answer.finish_reason is not None:
             return None
         times = self._times

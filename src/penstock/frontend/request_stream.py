@@ -118,6 +118,7 @@ class RequestStream:
         """Take the delta of the request at this position in the call."""
         self._unfinished -= is_last
         if delta is not None and self._keep_deltas and self._error is None:
+            # A reader that waits is not behind, however many tokens come in one delta.
             if self._reader is None:
                 self._unread += len(delta.token_ids)
             if self._unread > self._max_unread:
@@ -126,6 +127,7 @@ class RequestStream:
                 self.fail_stream(SlowReaderError(unread))
                 return
             self._deltas.append((position, delta))
+        # Who waits for complete answers is woken once, not for each token.
         if self._keep_deltas or not self._unfinished:
             self._notify()
 

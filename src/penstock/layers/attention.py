@@ -181,6 +181,7 @@ class Attention(Generic[A]):
             self.qkv = Linear(
                 spec.qkv_names, hidden, spec.sizes, factory, bias=spec.biases, adaptable=spec.qkv_adaptable
             )
+            # On loading, once: kernels expect all queries, then all keys, then all values.
             if spec.qkv_by_head:
                 factory.reorder_rows(names.qkv[0], tuple(_by_part(spec)))
             self.output = output_linear(names.output, spec.query_size, hidden, factory, bias=spec.output_bias)
@@ -217,6 +218,7 @@ class Attention(Generic[A]):
         qkv, norms = self.qkv(x, step.adapters), self._norms
         if norms is not None and spec.qk_norm_whole:
             assert norms.key is not None, "such a layer has keys of its own"
+            # Not part of `rope_and_cache`, which sees the heads of one rank, one by one.
             self._norm_whole(qkv, 0, self._all.sizes[0], norms.query, norms.eps)
             self._norm_whole(qkv, spec.sizes[0], self._all.sizes[1], norms.key, norms.eps)
         if spec.qkv_clip is not None:
@@ -229,6 +231,7 @@ class Attention(Generic[A]):
             query_factors=None if spec.temperature is None else step.temperatures[spec.temperature],
         )
         options = self._attention
+        # Of the step's tables: one bias serves all layers.
         if step.position_bias is not None:
             options = replace(options, position_bias=step.position_bias)
         seen = cache.attend(query, options, batch)
@@ -267,6 +270,7 @@ class Attention(Generic[A]):
         own = ops.collective.ranks.own(total)
         mine = ops.empty_rows(qkv, (len(own),), qkv.dtype)
         ops.copy_columns(qkv, mine, Columns(first, 0, len(own)))
+        # Columns are gathered rather than squares summed: a sum would depend on the number of ranks.
         whole = ops.collective.columns(mine, total)
         ops.rms_norm_columns(whole, 0, weight, eps)
         ops.copy_columns(whole, qkv, Columns(own.start, first, len(own)))
@@ -276,10 +280,12 @@ def _by_part(spec: AttentionSpec) -> Iterator[RowRun]:
     """Moves of rows from the checkpoint's order, by head, to all queries, keys and values."""
     size, share = spec.head_dim, spec.num_heads // spec.num_kv_heads
     for head in range(spec.num_kv_heads):
-        given = head * (share + 2)
-        yield RowRun(given * size, head * share * size, share * size)
+        source = head * (share + 2)
+        yield RowRun(source * size, head * share * size, share * size)
         for part in range(2):
-            yield RowRun((given + share + part) * size, (spec.num_heads + part * spec.num_kv_heads + head) * size, size)
+            yield RowRun(
+                (source + share + part) * size, (spec.num_heads + part * spec.num_kv_heads + head) * size, size
+            )
 
 
 def _head_norms(spec: AttentionSpec, eps: float, factory: WeightFactory[A]) -> HeadNorms[A]:

@@ -144,15 +144,15 @@ class GatedDeltaNet(Generic[A]):
 def _by_kind(spec: GatedDeltaNetSpec) -> Iterator[RowRun]:
     """Moves of rows from the checkpoint's order, grouped by key head, to all queries, keys, values and gates."""
     keys, values = spec.key_dim, spec.value_size // spec.key_heads
-    sizes, given, first = (keys, keys, values, values), 0, 0
+    sizes, source, first = (keys, keys, values, values), 0, 0
     starts = []
     for size in sizes:
         starts.append(first)
         first += size * spec.key_heads
     for head in range(spec.key_heads):
         for start, size in zip(starts, sizes, strict=True):
-            yield RowRun(given, start + head * size, size)
-            given += size
+            yield RowRun(source, start + head * size, size)
+            source += size
 
 
 def _by_gate(spec: GatedDeltaNetSpec) -> Iterator[RowRun]:

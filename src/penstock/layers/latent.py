@@ -134,6 +134,7 @@ class HeadMaps(Generic[A]):
         """`whole` [num_heads * (key_dim + value_dim), rank]"""
         heads = whole.reshape(-1, self._each, whole.shape[1])
         for keys, values, head in zip(self.keys, self.values, self._own, strict=True):
+            # Transposed: queries go to the latents, rather than latents to keys.
             self._load_into(keys, heads[head, : self._key_dim].T)
             self._load_into(values, heads[head, self._key_dim :])
 
@@ -163,10 +164,10 @@ class LatentAttention(Generic[A]):
         assert cache is not None
         assert not isinstance(cache, StateCache), "the cache of another kind of layer"
         spec = self._spec
-        made = self._queries_and_key(x, step.adapters)
+        projected = self._queries_and_key(x, step.adapters)
         factors = None if spec.temperature is None else step.temperatures[spec.temperature]
         angles = None if spec.rope is None else step.angles[spec.rope]
-        query = cache.rope_and_cache(made, self._rope, angles, batch, query_factors=factors)
+        query = cache.rope_and_cache(projected, self._rope, angles, batch, query_factors=factors)
         return cache.attend(query, self._attention, batch)
 
     def output(self, mixed: A, adapters: AdapterRows | None = None) -> A:
@@ -185,19 +186,20 @@ class LatentAttention(Generic[A]):
         narrow = x if self._down is None else ops.rms_norm(self._down(x, adapters), self._down_norm, spec.norm_eps)
         query = self._query(narrow, adapters)
         latent = self._latent(x, adapters)
+        # The norm takes whole rows, and the latent has the shared key beside it.
         rank_alone = ops.empty_rows(x, (spec.rank,), x.dtype)
         ops.copy_columns(latent, rank_alone, Columns(0, 0, spec.rank))
         normed = ops.rms_norm(rank_alone, self._latent_norm, spec.norm_eps)
-        made = ops.empty_rows(x, ((spec.num_heads + 1) * width,), x.dtype)
+        projected = ops.empty_rows(x, ((spec.num_heads + 1) * width,), x.dtype)
         heads = Columns(spec.key_dim, 0, rotated, spec.num_heads, each, width, paired=spec.paired)
-        ops.copy_columns(query, made, heads)
+        ops.copy_columns(query, projected, heads)
         firsts = [head * each for head in range(spec.num_heads)]
         tables = None if self._heads.lora is None else self._heads.lora.keys
-        _by_head(self._heads.keys, query, firsts, made, rotated, width, tables, adapters)
+        _by_head(self._heads.keys, query, firsts, projected, rotated, width, tables, adapters)
         key = spec.num_heads * width
-        ops.copy_columns(latent, made, Columns(spec.rank, key, rotated, paired=spec.paired))
-        ops.copy_columns(normed, made, Columns(0, key + rotated, spec.rank))
-        return made
+        ops.copy_columns(latent, projected, Columns(spec.rank, key, rotated, paired=spec.paired))
+        ops.copy_columns(normed, projected, Columns(0, key + rotated, spec.rank))
+        return projected
 
 
 def _by_head(

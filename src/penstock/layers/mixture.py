@@ -155,6 +155,7 @@ class Mixture(Generic[A]):
         if self._norms is not None:
             routed, x = self._norms(x)
         ids, weights = self._ops.route(self._router(routed, adapters), self._routing, self._correction, self._scales)
+        # Before the experts, whose kernel adds it to their sum in float32.
         shared = None if self._shared is None else self._shared(x, adapters)
         gate = None if self._shared_gate is None else self._shared_gate(x, adapters)
         updates = None

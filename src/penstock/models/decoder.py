@@ -142,6 +142,7 @@ class DecoderLayer(Generic[A]):
         """
         if self._parallel:
             return self._side_by_side(mixed, residual, adapters)
+        # The addition waits: the next norm adds and normalizes in one pass over the rows.
         stream = Stream(mixed, residual)
         if self._mixer is not None:
             assert residual is not None
@@ -196,6 +197,7 @@ class PositionTables(Generic[A]):
         pages = positions // PAGE
         if self._is_computed[pages].all():  # as in most steps
             return
+        # All tables of a page together, so that one flag says whether it is computed.
         for page in set(pages[~self._is_computed[pages]].tolist()):
             for rotary in self._rotaries.values():
                 rotary.compute_page(page)
@@ -315,6 +317,7 @@ class Decoder(Generic[A]):
         x = x if self._streams is None else self._streams.expand(x, adapters)
         step = self.positions.inputs(positions, adapters, None if images is None else images.positions)
         stream = Stream(x)
+        # Behind the last mixer only the rows with logits go on: in a prompt one of thousands.
         *layers, last = zip(self.layers, batches, caches, strict=True)
         for index, (layer, batch, cache) in enumerate(layers):
             stream = layer.feed_forward(*layer.mix_tokens(stream, step, batch, cache), *inputs, adapters=adapters)

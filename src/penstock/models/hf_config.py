@@ -85,6 +85,7 @@ class HFConfig:
             return self
         self.expect("is_encoder_decoder", False)
         self._read.update(towers)
+        # Of the whole checkpoint: `transformers` writes them outside of the text model's config.
         outer = {key: self._values[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if self.has(key)}
         self._read.update(outer)
         text = self.section({**(defaults or {}), **_given(values), **outer}, "text_config")
@@ -207,6 +208,7 @@ class HFConfig:
         return CheckpointError(f"{key} {shown(value)} in {self.file} is not supported; supported: {known}")
 
     def _typed(self, key: str, value: Any, kind: type[T]) -> T:
+        # JSON writers drop the point of whole numbers.
         if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             if not abs(value) <= sys.float_info.max:  # infinite, NaN, or an integer beyond the range of floats
                 raise CheckpointError(f"{key} in {self.file} must be a finite number, not {shown(value)}")

@@ -1,4 +1,4 @@
-"""A picture's patches: their order and places, and their pixels as floats. Plain numpy."""
+"""A picture's patches: their order and positions, and their pixels as floats. Plain numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PatchGrid(NamedTuple):
-    """The places of a picture's patches, in the tower's order.
+    """The positions of a picture's patches, in the tower's order.
 
     Patches of a square that is merged follow one another; with windows, so do the squares of a window.
     """

@@ -216,14 +216,14 @@ class PatchSpec:
 
 @dataclass(frozen=True, slots=True)
 class PatchPositions:
-    """Learned vectors that are added to patches by their places."""
+    """Position embeddings of patches."""
 
     name: str
     """Complete name of the tensor."""
     side: int
     """Rows and columns of the grid that was learned."""
     kind: Literal["nearest", "bilinear", "antialiased", "axes"] = "nearest"
-    """How a picture's patches take vectors from the grid: of the nearest place; resampled bilinearly, corners on
+    """How a picture's patches take vectors from the grid: of the nearest position; resampled bilinearly, corners on
     corners, or edges on edges with an antialiasing filter; or the sum of a vector of the column and one of the row,
     from tensors [2, side]."""
     class_row: Literal["first", "last"] | None = None

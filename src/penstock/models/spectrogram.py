@@ -65,7 +65,7 @@ class _Convolution:
     """A convolution over frames and mels."""
 
     def __init__(self, name: str, in_size: int, out_size: int, factory: WeightFactory) -> None:
-        self._in_size, self._out_size = in_size, out_size
+        self._out_size = out_size
         self._ops, self._dtype, self._constant = factory.ops, factory.dtype, factory.constant
         self._columns = padded_columns(_WIDTH**2 * in_size)
         self._weight = factory.weight_of(name, out_size, self._columns)

@@ -1,4 +1,4 @@
-"""The parts of a vision tower before and after its layers: patch embedding, learned places, connectors."""
+"""The parts of a vision tower before and after its layers: patch embedding, position embeddings, connectors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _patch_rows(rows: NDArray[Any], spec: PatchSpec, columns: int) -> NDArray[An
 
 
 class Places(Generic[A]):
-    """The learned vectors of patches' places."""
+    """The position embeddings of patches."""
 
     def __init__(self, spec: TowerSpec, factory: WeightFactory[A]) -> None:
         self._spec, self._ops, self._constant = spec.positions, factory.ops, factory.constant

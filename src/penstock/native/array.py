@@ -1,7 +1,7 @@
 """Arrays that native kernels read and write: memory of numpy, with its address, or an array of a `Program`.
 
-Kernels ask an array by the names of torch's tensors (`data_ptr`, `stride`, `dim` ...), so that they take tensors in
-host memory, too: tests hold them to the reference so, and the quantizer calibrates so. Dtypes are numpy's, with
+The methods have the names of torch's tensors (`data_ptr`, `stride`, `dim` ...), so kernels also take tensors in host
+memory: tests compare them with the reference this way, and the quantizer calibrates with them. Dtypes are numpy's, with
 `ml_dtypes` for those that numpy lacks.
 """
 

@@ -44,6 +44,7 @@ class Program:
         else:
             memory = np.empty((self._capacity, *shape), dtype)
         recorded = Array(memory, self)
+        # By references: recording runs the model's own code, which says nowhere when a result is used last.
         weakref.finalize(recorded, self._idle.append, memory)
         return recorded
 
@@ -51,6 +52,7 @@ class Program:
         """Record a call; `segment` sets the number of rows in its arguments."""
         self._arguments.append(arguments)
         self._calls.append(Call(arguments.operation, ctypes.addressof(arguments)))
+        # Made anew at each call: a segment may be asked for between any two, and recording happens once.
         self._array = (Call * len(self._calls))(*self._calls)
 
     @property

@@ -42,10 +42,10 @@ class Grammar:
     key: str = ""
     """The property of that JSON with the arguments; empty if the JSON is the arguments, or a part of them."""
     arguments: "Callable[[Function, int, bool, Mark], list[str]] | None" = None
-    """The rule `arguments_N` of a function's arguments, by its place N, and whether they validate; None: JSON.
+    """Makes the rule `arguments_N` of function N from its index and whether arguments must validate; None: JSON.
 
-    Raises InvalidRequestError if they are to validate and cannot; those of a function that is not strict are then free.
-    Further rules that functions share are the same text, and are written once.
+    Raises InvalidRequestError if they must validate but the schema cannot be enforced; arguments of a function that is
+    not strict are then unconstrained. Rules that several functions need have the same text, and are written once.
     """
     start: Callable[[Mark], list[str]] | None = None
     """The rule `start` of answers of text or calls, with the rules that it uses; None: text up to the tag of a call."""
@@ -124,6 +124,7 @@ def _arguments_of_all(
     """
     arguments = grammar.arguments or _json_arguments
     made = [arguments(function, index, function.strict, mark) for index, function in enumerate(functions)]
+    # Larger grammars are refused: it is better to check some functions' arguments than to serve none.
     room = min(_MAX_ROOM, MAX_FORM_CHARACTERS - _REST - taken - _size(_once(made)))
     for index, function in enumerate(functions) if forced else ():
         if function.strict or function.schema_size > room:
@@ -156,6 +157,7 @@ def _after_text(grammar: Grammar, mark: Mark) -> Sequence[str]:
     if grammar.opening is None:
         return []
     opening = mark(grammar.opening)
+    # A special token is no text; of another mark, the first one in the text begins the call.
     return [f"opening: TEXT {opening}"] if opening.startswith("<") else [f"opening[lazy]: TEXT {opening}"]
 
 

@@ -33,12 +33,12 @@ class Reading:
         self._functions = {function.name: function for function in functions}
         self._pieces: list[Piece] = []
         self._kind: type[Reasoning] | type[Text] | type[CallArguments] = Text
-        self._characters: list[str] = []  # of the piece that is being put together
-        self._spaces: list[str] = []  # said last; they show if more is said
-        self._spoke = False
+        self._characters: list[str] = []  # of the current piece
+        self._spaces: list[str] = []  # trailing white space, emitted only if text of the same kind follows
+        self._has_emitted = False
         self._has_other_parts = False
-        self._held: list[str] | None = None
-        self._again: list[str] = []  # characters to read once more, the first last
+        self._buffered: list[str] | None = None
+        self._pushed_back: list[str] = []  # a stack: the next character is its last
         self._ended = False
         self._program = program(self)
         next(self._program)
@@ -47,21 +47,21 @@ class Reading:
         """Parses more text; returns the new pieces."""
         for character in text:
             self._send(character)
-            while self._again:
-                self._send(self._again.pop())
+            while self._pushed_back:
+                self._send(self._pushed_back.pop())
         return self._take()
 
     def finish(self) -> list[Piece]:
         """Parses the end of the answer; returns the last pieces."""
         while not self._ended:
-            self._send(self._again.pop() if self._again else "")
+            self._send(self._pushed_back.pop() if self._pushed_back else "")
         if self._spaces and not self._has_other_parts:
             self._put(Text, "".join(self._spaces))
         return self._take()
 
     def _send(self, character: str) -> None:
-        if self._held is not None and character:
-            self._held.append(character)
+        if self._buffered is not None and character:
+            self._buffered.append(character)
         try:
             self._program.send(character)
         except StopIteration:
@@ -111,30 +111,30 @@ class Reading:
             if character.isspace():
                 self._spaces.append(character)
                 continue
-            if self._spaces and (self._spoke or leading):
+            if self._spaces and (self._has_emitted or leading):
                 self._put(kind, "".join(self._spaces))
             self._spaces.clear()
-            self._spoke = True
+            self._has_emitted = True
             self._put(kind, character)
 
     def turn(self) -> None:
         """Records the start or end of reasoning."""
         self._has_other_parts = True
-        self._held = None
+        self._buffered = None
         self._spaces.clear()
-        self._spoke = False
+        self._has_emitted = False
 
     def separate(self) -> None:
         """Inserts a line break before the next text or reasoning, unless it is the first."""
-        if self._spoke:
+        if self._has_emitted:
             self._spaces.append("\n")
 
     def emit_call(self, name: str) -> None:
         """Starts a call; the held text belongs to it."""
         self._has_other_parts = True
-        self._held = None
+        self._buffered = None
         self._spaces.clear()
-        self._spoke = False
+        self._has_emitted = False
         self._close_piece()
         self._pieces.append(CallBegins(name))
 
@@ -145,28 +145,28 @@ class Reading:
     def push_back(self, character: str) -> None:
         """Pushes back the character just read."""
         if character:
-            self._again.append(character)
-            if self._held is not None:
-                self._held.pop()
+            self._pushed_back.append(character)
+            if self._buffered is not None:
+                self._buffered.pop()
 
     def buffer(self, text: str) -> None:
         """Holds back `text` and all that follows, until `emit_call`, `reject` or `read_again` settles it."""
-        self._held = [text]
+        self._buffered = [text]
 
     def read_again(self) -> None:
         """Pushes back all held text."""
-        assert self._held is not None
-        self._again.extend(reversed("".join(self._held)))
-        self._held = None
+        assert self._buffered is not None
+        self._pushed_back.extend(reversed("".join(self._buffered)))
+        self._buffered = None
 
     def drop(self) -> None:
         """Drops held text: it is not part of the answer."""
-        self._held = None
+        self._buffered = None
 
     def reject(self) -> None:
         """Releases held text as text of the answer."""
-        assert self._held is not None
-        held, self._held = "".join(self._held), None
+        assert self._buffered is not None
+        held, self._buffered = "".join(self._buffered), None
         self.emit_text(held)
 
 
@@ -203,12 +203,12 @@ def skip_spaces() -> Reader[str]:
 
 def expect(reading: Reading, text: str) -> Reader[bool]:
     """Consumes exactly this text; otherwise pushes back what was read and returns False."""
-    for index, wanted in enumerate(text):
+    for index, expected in enumerate(text):
         character = yield
-        if character != wanted:
+        if character != expected:
             reading.push_back(character)
-            for taken in reversed(text[:index]):
-                reading.push_back(taken)
+            for matched in reversed(text[:index]):
+                reading.push_back(matched)
             return False
     return True
 

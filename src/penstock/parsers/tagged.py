@@ -85,6 +85,7 @@ def _name(reading: Reading, tags: Tags) -> Reader[str | None]:
         return None
     character = yield from skip_spaces()
     reading.push_back(character)
+    # Text may quote the beginning of a call; what follows the name tells.
     return name if character == "<" else None
 
 
@@ -154,6 +155,7 @@ def _escaped(character: str) -> str:
 def as_json(text: str, types: frozenset[str]) -> str:
     """The value as JSON: unchanged if it is JSON of one of these types, else as a string."""
     written = text.strip()
+    # Models write Python's words, too; where a string is allowed they may be text.
     if "string" not in types:
         written = _AS_PYTHON.get(written, written)
     try:

@@ -132,6 +132,7 @@ class WeightFactory(Generic[A]):
         For weights of fewer than `least_bits` bits, activations keep 8 bits, in groups of `ACTIVATION_GROUP` columns.
         Meant for layers that process few rows and whose rounding errors reach the logits directly.
         """
+        # Shallow: the copy records into the same tables as this factory.
         precise = copy.copy(self)
         precise._precise_bits = least_bits
         return precise
@@ -177,6 +178,7 @@ class WeightFactory(Generic[A]):
         maps = self._named(names, sizes, pieces, whole)
         for format, run in groupby(maps, key=lambda named: self._method.format_of(named.name)):
             alike = list(run)
+            # With `gate` and `up` in different weights, `JoinedWeight` applies the activation.
             alone = len(alike) == len(maps)
             parts.append(
                 self._new_weight(
@@ -313,6 +315,7 @@ class WeightFactory(Generic[A]):
         full, scaled = f"{self._above}{name}.", RowFactors(count)
         self.parameters[f"{self._above}{factors}"] = scaled
         keys = [key for key in self.parameters if key.startswith(full)]
+        # The cached weights are scaled already, so nobody needs the factors.
         if self.filled.issuperset(keys):
             self.filled.add(f"{self._above}{factors}")
         for key in keys:
@@ -393,6 +396,7 @@ class WeightFactory(Generic[A]):
         `take` gets [rows, columns] in floating point, dequantized if necessary.
         """
         full = f"{self._above}{name}"
+        # On loading nothing is quantized here: what `take` makes of the matrix is.
         format = FLOAT if self._method.quantizes_on_load else self._method.format_of(full)
         whole = GatheredMatrix(rows, columns, format, take)
         parameters: dict[str, Parameter] = {f"{full}.weight": FloatRows(whole, 0, rows)}
@@ -419,6 +423,7 @@ class WeightFactory(Generic[A]):
         filled = [f"{rows.name}.bias" for rows in itertools.compress(maps, biased or (True,) * len(maps))]
         total = sum(rows.kept for rows in maps)
         made = self._tensor("+".join(filled), (total,), dtype, *filled)
+        # No tensor of the checkpoint fills the rows of layers without a bias.
         if biased is not None and not self.filled.issuperset(filled):
             self.ops.store(made, 0, np.zeros(total, np.float32))
         self._fill_bias(maps, made, biased)
@@ -546,6 +551,7 @@ class WeightFactory(Generic[A]):
         activation: Activation | None = None,
     ) -> Weight[A]:
         """Allocate the weight of fused layers, filled on a cache hit."""
+        # A long group of activations has one scale for all: the largest of them costs the others bits.
         if self._precise_bits is not None and format.x_group > ACTIVATION_GROUP:
             format = replace(format, x_group=ACTIVATION_GROUP)
         weight = self.ops.new_weight(
@@ -568,6 +574,7 @@ class WeightFactory(Generic[A]):
                 parameters.update(self._method.parameters(OwnRows(weight, first, rows), rows.name, 0, rows.num_rows))
             first += rows.kept
         self.parameters.update(parameters)
+        # Of all layers in it: the cache must not take one of another split for it.
         own_name = "+".join(rows.name for rows in maps)
         self.made[own_name] = weight
         packed = self._lookup(own_name)

@@ -60,11 +60,13 @@ def fit_grid(weight: Tensor, importance: Tensor, bits: int, group: int, *, symme
     weights = importance.view(-1, group).clamp_min(1e-12)
     most = 2**bits - 1
     middle = 2.0 ** (bits - 1)
+    # Around 0 in any case, which then is one of the steps.
     low, high = x.amin(-1).clamp_max(0), x.amax(-1).clamp_min(0)
     if symmetric:
         high = torch.maximum(high, -low)
         low = -high
     best: tuple[Tensor, Tensor, Tensor] | None = None
+    # A smaller range clips the largest weights, and gives all others finer steps.
     for share in _SHARES:
         scale = ((high - low) * share / most).clamp_min(1e-30)
         zero = torch.full_like(scale, middle) if symmetric else (-low * share / scale).round_().clamp_(0, most)
@@ -117,6 +119,7 @@ def _as_multiples(scale: Tensor) -> Tensor:
 def round_with_feedback(weight: Tensor, gram: Tensor, grid: Grid) -> Tensor:
     """Quantize `weight` float32 to integers [rows, columns] uint8; `gram` is [columns, columns] of its inputs."""
     columns = weight.shape[1]
+    # Columns with the largest inputs first: all others are left to make up for their errors.
     order = gram.diagonal().argsort(descending=True)
     factor = _inverse_factor(gram[order][:, order])
     rest, places = weight.T[order].contiguous(), order.tolist()  # [columns, rows]
@@ -128,7 +131,9 @@ def round_with_feedback(weight: Tensor, gram: Tensor, grid: Grid) -> Tensor:
             q = grid.round(block[i], place)
             made[place] = q.to(torch.uint8)
             errors[i] = (block[i] - grid.dequantize(q, place)) / factor[first + i, first + i]
+            # The columns not yet rounded take over the error, as far as their inputs go together.
             block[i + 1 :].addr_(factor[first + i, first + i + 1 : last], errors[i], alpha=-1)
+        # Those of later blocks at once: one product of matrices, instead of an update of all of them for each column.
         rest[last:].addmm_(factor[first:last, last:].T, errors, alpha=-1)
     return made.T.contiguous()
 

@@ -77,6 +77,7 @@ class LoadedAdapters(Generic[A]):
             AdapterError: it cannot be read, or has changed since it was checked.
         """
         files = read_adapter(adapter.name, adapter.path, self._adaptable)
+        # The prefix cache and the journal know it by its content, so another content needs another digest.
         if files.adapter.digest != adapter.digest:
             raise AdapterError(
                 f"the files of the adapter {adapter.name!r} in {adapter.path} have changed since they were checked: "
@@ -111,6 +112,7 @@ class LoadedAdapters(Generic[A]):
         if adapter.digest not in self._slots:
             with self._lock:
                 weights = self._ready.pop(adapter.digest)
+            # In the step's thread: no step reads the tables while a slot is written.
             slot = self._free.pop()
             for table, maps in weights:
                 table.put(slot, maps)
@@ -139,6 +141,7 @@ class LoadedAdapters(Generic[A]):
         a, b = (np.copy(tensors.read(name)) for name in adapted.stored_names)
         if adapted.part == "embedding":
             embedding = self._model.adapted_embeddings[adapted.matrix]
+            # Ids beyond the adapter's own vocabulary are never looked up; their rows need some content.
             of_ids = np.concatenate((a.T, np.repeat(a.T[:1], embedding.rows - a.shape[1], 0)))
             of_a, of_b = self._constant(adapted, of_ids), self._constant(adapted, b.T)
             yield embedding.table, LoraMap(0, len(b), adapted.scale, of_a, of_b)

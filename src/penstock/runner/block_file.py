@@ -101,6 +101,7 @@ class BlockSlots:
         if not 0 <= slot < self.num_slots:
             return False
         data = bytearray(self.layout.record_bytes)
+        # The record is read again for each block: the other engine may have given the slot away since it was named.
         if not self._read(PAGE + slot * len(data), memoryview(data)):
             return False
         record, checksums = self._parse(slot, data)
@@ -148,6 +149,7 @@ class BlockFile(BlockSlots):
         """
         checksum = checksum_of(block)
         offset = self._offset(slot, group)
+        # A disk that is nearly full takes a part.
         while block:
             written = os.pwrite(self.descriptor, block, offset)
             block, offset = block[written:], offset + written
@@ -160,6 +162,7 @@ class BlockFile(BlockSlots):
             OSError: the write failed.
         """
         key = record.key.ljust(self.layout.key_bytes + self.layout.content_bytes, b"\0")
+        # The checksum covers the blocks' checksums, too: a record that is torn fits none of its blocks.
         facts = _FACTS.pack(record.depth, record.digest, record.parent, record.tick, record.groups) + key
         facts += struct.pack(f"<{len(self.layout.group_bytes)}Q", *checksums)
         data = _CRC.pack(zlib.crc32(facts)) + facts
@@ -242,6 +245,7 @@ def _take(descriptor: int, path: Path, layout: Layout, size: int) -> tuple[Block
     head = os.pread(descriptor, PAGE, 0)
     if status.st_size and head[: len(MAGIC)] != MAGIC:
         raise ConfigError(f"kv_disk {path} is not a file of KV blocks: name another one, or remove it")
+    # An existing file may have been readable for others; it holds prompts.
     os.fchmod(descriptor, 0o600)
     facts = _facts(head)
     if facts is not None and (facts[0], facts[1]) == (layout, num_slots) and status.st_size >= _size(layout, num_slots):
@@ -266,6 +270,7 @@ def open_temporary(layout: Layout, size: int) -> BlockFile:
 
 def _begin(descriptor: int, layout: Layout, num_slots: int) -> BlockFile:
     """Reset a file. Its pages take no disk space until they are written."""
+    # A new identity: peers that know the path must not read other blocks under the old one.
     mark = secrets.token_hex(16)
     os.ftruncate(descriptor, 0)
     os.ftruncate(descriptor, _size(layout, num_slots))
@@ -294,6 +299,7 @@ def open_peer(path: str, mark: str, layout: Layout) -> BlockFile:
     Raises:
         OSError: it does not exist, or is another file.
     """
+    # Without blocking: at the path may be a pipe by now.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -105,6 +105,7 @@ class BlockStore:
 
     def source(self, slots: tuple[tuple[int, int], ...]) -> BlockSource:
         assert self._file is not None, "nothing is written here"
+        # The open file, not its name: a temporary one has none, and the name may lead to another file later.
         path = f"/proc/{os.getpid()}/fd/{self._file.descriptor}"
         return BlockSource(path, self._file.mark, slots, self._transport.memory)
 
@@ -141,6 +142,7 @@ class BlockStore:
 
     def _read(self, address: BlockAddress, group: int, block: int) -> bool:
         source, memory, file = address.source, self._memory[group], self._file
+        # A request that comes back to the engine that computed it finds the blocks in its own file.
         if source is not None and (file is None or file.mark != source.mark):
             return memory.fill(block, lambda content: self._transport.fetch(source, address, group, content))
         assert file is not None

@@ -82,7 +82,7 @@ class DeviceRunner(Generic[A]):
         self._sampler = Sampler(self._ops, settings.max_num_seqs)
 
     def _load(self, checkpoint: Checkpoint, settings: Settings, start: Start) -> None:
-        """Load the model, and make what it computes with."""
+        """Load the model, and create its cache and forward pass."""
         with self._ops.inference():
             self._model = load_model(checkpoint, settings, self._ops, start)
             self._adapters = None
@@ -161,6 +161,7 @@ class DeviceRunner(Generic[A]):
         with self._ops.inference():
             self._encode(forward)
             if self._compute(forward) is not None:
+                # Discarded here: the output projection is sharded, so each rank has to take part in it.
                 for part in self._chunks(len(logits_of)):
                     self._forward.logits(logits_of[part])
 
@@ -196,7 +197,9 @@ class DeviceRunner(Generic[A]):
 
     def _compute(self, forward: ForwardPlan) -> A | None:
         """The step's logits; None if it only updates tables and copies blocks."""
+        # Also in a step without tokens: the next one has only the differences to this.
         self._block_tables.update(forward.new_blocks)
+        # Before the step writes: the copies are of blocks that others go on to read.
         if forward.block_copies:
             self._cache.copy(forward.block_copies)
             if self.hidden is not None:

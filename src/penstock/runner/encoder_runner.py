@@ -56,7 +56,7 @@ class EncoderRunner:
         self._load(checkpoint, settings, start)
 
     def _load(self, checkpoint: Checkpoint, settings: Settings, start: Start) -> None:
-        """Load the model, and make what it computes with."""
+        """Load the model, and create its cache and forward pass."""
         with self._ops.inference():
             self._model = load_encoder(checkpoint, settings, self._ops, start)
             types = self._model.ends.token_types

@@ -64,6 +64,7 @@ class KVCache(Generic[A]):
             for layer, cache in zip(group.layers, caches, strict=True):
                 self.layers[layer], self._group_of[layer] = cache, index
         for layer, cache_spec in enumerate(kept):
+            # After the groups: the layer whose cache this one reads has got its own by now.
             if isinstance(cache_spec, SharedKV):
                 self.layers[layer], self._group_of[layer] = (
                     self.layers[cache_spec.layer],
@@ -146,6 +147,7 @@ def build_batch(
     plan: ForwardPlan, block_tables: "list[array[int]]", block_size: int, ops: Ops, device: str, group: int = 0
 ) -> Batch:
     """The batch of `plan`'s tokens for a cache group whose sequences have these block tables."""
+    # In one call, and one piece of memory: kernels get its address, a GPU a single copy.
     memory, pool_blocks = ops.lay_out(plan.query_lens, plan.starts, block_tables, plan.token_ids, block_size)
     branches = None
     for branch in plan.branches:
@@ -327,6 +329,7 @@ class RecordedForward:
     ) -> None:
         self._model, self._cache, self._ops, self._library, self._max_rows = model, cache, ops, library, max_rows
         self._audio = audio
+        # Two programs, as the head computes other rows, and fewer, than the layers.
         self._layers, self._head = Program(max_tokens), Program(max_rows)
         self._batches = [RecordedBatch() for _ in range(len(cache.groups) + (audio is not None))]
         # inputs first: memory of results that are no longer needed is used again by later calls
@@ -359,6 +362,7 @@ class RecordedForward:
         self._token_ids.fill(ids, batch.num_tokens)
         self._positions.fill(batch.positions, batch.num_tokens)
         for recorded, group_batch in zip(self._batches, batches, strict=True):
+            # The recorded calls have the address of the batch, so each step's takes its place.
             recorded.become(group_batch)
         if self._slots is not None:
             self._slots.fill(batch.column("slots"), batch.num_tokens)
@@ -368,6 +372,7 @@ class RecordedForward:
             self._images.begin_step(plan, batch.positions, self._model.positions)
             done = self._images.run(plan.image_rows, batch.num_tokens, self._library)
         layers = self._layers.segment(batch.num_tokens, done)
+        # One call of the library for layers and head: the threads stay awake between.
         if self._holds(plan.sampled_rows):
             return self._run_head(plan.sampled_rows, layers)
         self._library.run(layers)

@@ -46,6 +46,7 @@ class HiddenStates(Generic[A]):
     def rows_of(self, slots: "array[int]") -> NDArray[np.int64]:
         """The row of each of these slots; that of zeros where a slot is negative."""
         rows = np.array(slots, np.int64)
+        # A text's first token has no predecessor.
         rows[rows < 0] = self._zeros
         return rows
 

@@ -52,6 +52,7 @@ class ImageRunner(Generic[A]):
         self._tower, self._ops, self._device = tower, ops, settings.device
         self._block_size = settings.memory.block_size
         most = settings.tower.max_patches
+        # Each window begins a block of its own, so it may leave one partly filled.
         blocks = -(-most // self._block_size) + tower.most_windows(most)
         self._cache = ops.new_caches([self._cache_shape(settings, blocks)]).layers[0]
         self._encodings: dict[bytes, _Encoding[A]] = {}
@@ -110,6 +111,7 @@ class ImageRunner(Generic[A]):
         tower, grid = self._tower, encoding.grid
         whole, windows = self._lay_out((encoding.x.shape[0],)), self._lay_out(grid.windows)
         tapped = [index + 1 for index in tower.taps if encoding.layers <= index < last]
+        # A recorded run ends at each tap, whose features are taken from the stream there.
         for end in sorted({*tapped, last}):
             if self._recorded is not None:
                 self._recorded.run(encoding, end, whole, windows)
@@ -136,6 +138,7 @@ class ImageRunner(Generic[A]):
             values = self._features[image.digest][depth][image.first : image.first + len(image.rows)]
             rows = ops.from_host(np.array(image.rows, np.int64), values)
             if depth:
+                # Gathered, added, put back: there is no operation that adds to single rows of a stream.
                 values = ops.add_rows(values, ops.gather(x, rows), 1.0)
             ops.scatter(values, rows, x)
 
@@ -173,4 +176,5 @@ class _RecordedLayers:
         self._whole.become(whole)
         self._windows.become(windows)
         self._library.run(self._program.segment(count, self._ends[first], self._ends[last]))
+        # A copy: the next image uses the same memory of the program.
         encoding.x = Array(self._streams[last].numpy()[:count].copy())

@@ -103,6 +103,7 @@ class MTPRunner(Generic[A]):
         forward = step.forward
         assert len(step.hidden) == len(forward.token_ids)
         self._block_tables.update(forward.new_blocks)
+        # Before the step writes, as in the model's own cache.
         self._cache.copy(forward.block_copies)
         tables = self._block_tables.of(forward.slots)
         batches = [

@@ -14,11 +14,11 @@ class Group(Protocol):
         """Layers' operations for exchanging columns and rows."""
         ...
 
-    def share(self, message: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         """Broadcast rank 0's message, of any length, to every rank; other ranks' arguments are ignored."""
         ...
 
-    def lose(self) -> None:
+    def abort(self) -> None:
         """Note that a rank has ended, so that no call waits for it. Called by another thread."""
         ...
 
@@ -32,7 +32,7 @@ class SharedGroup:
 
     def __init__(self, collective: SharedMemoryCollective) -> None:
         self.collective = collective
-        self.share, self.lose = collective.share, collective.lose
+        self.broadcast, self.abort = collective.broadcast, collective.abort
 
     def close(self) -> None:
         """Do nothing: the memory is freed with the last process."""

@@ -69,7 +69,7 @@ class PlanSource:
         except zmq.ZMQError as error:
             raise DeviceLostError(f"a rank of the engine is gone: {error}") from error
 
-    def share(self, message: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         """Send a message to all ranks. Raises as `send`."""
         for index in range(len(self._others)):
             self.send(index, message)
@@ -97,7 +97,7 @@ class PlanSink:
         self._socket.connect(f"tcp://{bracketed(rendezvous.host)}:{rendezvous.plans_port}")
         self._socket.send(b"here")
 
-    def share(self, message: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         """Wait, without a limit, for rank 0's next message."""
         said: bytes = self._socket.recv()
         return said

@@ -182,7 +182,7 @@ class RankedRunner:
             for process in self._processes:
                 threading.Thread(target=self._watch, args=(process, self._group), daemon=True).start()
             self._runner = first.runner(checkpoint, self._group, start)
-            self._group.share(b"")  # wait until every rank has loaded its part
+            self._group.broadcast(b"")  # wait until every rank has loaded its part
             self._moves_blocks = settings.moves_blocks
             self.blocks = self._blocks_of_all(self._group) if settings.moves_blocks else None
             """The KV cache's blocks by groups, as bytes; None: not needed."""
@@ -266,7 +266,7 @@ class RankedRunner:
         group = self._group
         assert group is not None
         head = MTPRunner(self._runner, checkpoint, settings, lambda step: _send_to_ranks(group, step))
-        group.share(b"")  # wait until every rank has loaded its part
+        group.broadcast(b"")  # wait until every rank has loaded its part
         return head
 
     @property
@@ -282,11 +282,13 @@ class RankedRunner:
         """
         try:
             assert self._group is not None
+            # By count: the thread that loads adapters may append meanwhile.
             changes = [self._changes.popleft() for _ in range(len(self._changes))]
-            self._group.share(pickle.dumps(RankStep(plan.forward, plan.prompt_logprobs.rows, changes)))
+            self._group.broadcast(pickle.dumps(RankStep(plan.forward, plan.prompt_logprobs.rows, changes)))
             result = self._runner.execute(plan)
             if self._moves_blocks:
-                self._group.share(b"")  # all have stored their keys: no collective operation followed the last layer's
+                # All have stored their keys then: no collective operation followed the last layer's.
+                self._group.broadcast(b"")
             return result
         except BaseException as error:
             self._end(0.0)
@@ -313,7 +315,7 @@ class RankedRunner:
         if not self._closing and self._group is not None:
             self._closing = True
             with contextlib.suppress(Exception):  # a rank is gone already
-                self._group.share(pickle.dumps(None))
+                self._group.broadcast(pickle.dumps(None))
         self._end(GRACE)
         self._runner.close()
 
@@ -321,7 +323,7 @@ class RankedRunner:
         code = process.wait()
         if not self._closing:
             log.error("rank process %d of the engine has ended with code %d", process.pid, code)
-            group.lose()
+            group.abort()
 
     def _end(self, grace: float) -> None:
         """Wait `grace` seconds for the processes to exit, then kill those that are left."""
@@ -335,7 +337,7 @@ class RankedRunner:
             assert process.stdin is not None
             process.stdin.close()
         if self._group is not None:
-            self._group.lose()
+            self._group.abort()
             self._group.close()
         elif self._plans is not None:
             self._plans.close()
@@ -345,7 +347,7 @@ class RankedRunner:
 
 
 def _send_to_ranks(group: Group, step: MTPStep) -> None:
-    group.share(pickle.dumps(step))
+    group.broadcast(pickle.dumps(step))
 
 
 def _device(first: str, rank: int) -> str:
@@ -368,13 +370,13 @@ def run_rank(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
     """Run a rank other than rank 0: load its part, and execute plans until an empty one arrives."""
     runner = launch.runner(checkpoint, group)
     adapters = FollowedAdapters(runner)
-    group.share(b"")
+    group.broadcast(b"")
     if launch.settings.moves_blocks:
         ranked_blocks(runner.blocks, group.collective)
     head = _own_head(launch, checkpoint, runner)
     if head is not None:
-        group.share(b"")
-    while (step := pickle.loads(group.share(b""))) is not None:
+        group.broadcast(b"")
+    while (step := pickle.loads(group.broadcast(b""))) is not None:
         if isinstance(step, MTPStep):
             assert head is not None
             head.follow(step)
@@ -383,7 +385,7 @@ def run_rank(launch: RankLaunch, checkpoint: Checkpoint, group: Group) -> None:
         adapters.follow(step.changes, step.forward.adapters)
         runner.follow(step.forward, step.logits_of)
         if launch.settings.moves_blocks:
-            group.share(b"")
+            group.broadcast(b"")
 
 
 def _own_head(launch: RankLaunch, checkpoint: Checkpoint, target: DeviceRunner) -> MTPRunner | None:
@@ -405,7 +407,7 @@ def join_engine(join: RankJoin) -> None:
     from penstock.runner.rank_network import PlanSink
 
     plans = PlanSink(join.rendezvous)
-    order = pickle.loads(plans.share(b""))
+    order = pickle.loads(plans.broadcast(b""))
     assert isinstance(order, RankOrder)
     checkpoint = open_checkpoint(join.model, revision=join.revision, hf_overrides=join.hf_overrides, mmproj=join.mmproj)
     launch = order.launch(join, checkpoint)

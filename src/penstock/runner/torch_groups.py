@@ -24,7 +24,7 @@ class DistributedGroup:
         self.collective = DistributedCollective(world)
         self._plans = world if backend == "gloo" else distributed.new_group(backend="gloo")
 
-    def share(self, message: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         with lost_peers():
             return self._broadcast(message)
 
@@ -39,7 +39,7 @@ class DistributedGroup:
             distributed.broadcast(content, 0, self._plans)
         return content.numpy().tobytes()
 
-    def lose(self) -> None:
+    def abort(self) -> None:
         """Do nothing: calls over the broken connection fail."""
 
     def close(self) -> None:
@@ -55,13 +55,13 @@ class NetworkGroup(DistributedGroup):
         self._channel = plans
         self._is_loaded = False
 
-    def share(self, message: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         """See `Group`. The first call is a barrier: it returns once every rank has loaded its part."""
         if not self._is_loaded:
             distributed.barrier(self._plans)
             self._is_loaded = True
             return message
-        return self._channel.share(message)
+        return self._channel.broadcast(message)
 
     def close(self) -> None:
         self._channel.close()

@@ -51,7 +51,7 @@ def unsupported(what: str) -> CheckpointError:
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """What a layer asks of its attention."""
+    """The attention parameters and the cache of a layer."""
 
     num_heads: int
     kv: KVSpec
@@ -148,7 +148,7 @@ def _attention_modules(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _traced(model: nn.Module, config: Any) -> tuple[LayerAttention, ...]:
-    """What each layer asks of its attention."""
+    """The attention parameters of each layer, from one traced call."""
     found: dict[int, LayerAttention] = {}
 
     def note(

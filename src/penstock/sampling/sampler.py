@@ -57,6 +57,7 @@ def processed(ops: Ops[A], logits: A, batch: SampleBatch, states: SlotStates, st
     row_ids = ops.from_host(np.array(copied, np.int64), logits)
     rows = ops.gather(logits, row_ids) if copied else None
     edits = _Edits(ops, logits)
+    # In the order of the module's table: penalties and bans see what those before them made of the logits.
     _bias(edits, batch, state.biased)
     if state.penalized:
         _penalize(ops, edits, batch, states, state)
@@ -96,6 +97,7 @@ class _Edits(Generic[A]):
         self.to_undo.append(functools.partial(self._ops.put, self.logits, indices, before))
 
     def undo(self) -> None:
+        # Last first: two controls may have changed the same logit.
         for put_back in reversed(self.to_undo):
             put_back()
 
@@ -114,6 +116,7 @@ def _bias(edits: _Edits, batch: SampleBatch, rows: list[int]) -> None:
 def _penalize(ops: Ops[A], edits: _Edits[A], batch: SampleBatch, states: SlotStates, state: BatchState) -> None:
     rows, penalties = state.penalized, state.penalties
     if penalties[:, 3].any():
+        # The rows are cached from step to step; the position is this step's.
         penalties = penalties.copy()
         penalties[:, 3] /= [batch.positions[row] for row in rows]
     tables = states.counts(batch, rows)
@@ -209,12 +212,12 @@ def token_logprobs(ops: Ops[A], logits: A, token_ids: Sequence[int], counts: Seq
         counts: number of top alternatives for each row.
     """
     num_rows, vocab = logits.shape
-    found = ops.topk_logprobs(logits, min(max(counts), vocab))
+    largest = ops.topk_logprobs(logits, min(max(counts), vocab))
     chosen = ops.take(logits, np.arange(num_rows) * vocab + np.array(token_ids, np.int64))
     with np.errstate(all="ignore"):  # rows that are not finite
-        norm = np.where(np.isfinite(found.top), found.top + np.log(found.total / SCALE), np.nan)  # float64
-        chosen_logprobs, best = (chosen - norm).tolist(), (found.logits - norm[:, None]).tolist()
-    tokens = found.token_ids.tolist()
+        norm = np.where(np.isfinite(largest.top), largest.top + np.log(largest.total / SCALE), np.nan)  # float64
+        chosen_logprobs, best = (chosen - norm).tolist(), (largest.logits - norm[:, None]).tolist()
+    tokens = largest.token_ids.tolist()
     return [
         TokenLogprob(token, chosen_logprobs[row], tuple(zip(tokens[row][:count], best[row][:count], strict=True)))
         for row, (token, count) in enumerate(zip(token_ids, counts, strict=True))
@@ -248,6 +251,7 @@ class Sampler(Generic[A]):
             tokens: list[int] = _choose(self._ops, logits, batch, state).tolist()
             result = StepResult([*tokens])
             for row, token in enumerate(tokens):
+                # Rare, so only then is it asked why: that reads a whole row of logits.
                 if token < 0:
                     none_left = may_rule_out_all(batch, row) and self._is_ruled_out(logits, row)
                     result.end(row, Ending.NO_TOKEN_LEFT if none_left else Ending.NOT_FINITE)

@@ -111,6 +111,7 @@ class SlotStates:
         """
         if self._latest is None or self._latest[0] != batch.sequences:
             for sequence in batch.sequences:
+                # By identity: the scheduler makes a new one whenever a slot is assigned.
                 if self._owners[sequence.slot] is not sequence:
                     self._take_in(sequence)
             self._latest = (batch.sequences[:], self._gather(batch))
@@ -137,6 +138,7 @@ class SlotStates:
     def _take_in(self, sequence: SampledSequence) -> None:
         slot, params = sequence.slot, sequence.params
         self._owners[slot] = sequence
+        # Counted when a penalty first asks for it: most sequences have none.
         self._counts[slot] = None
         temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
         self._controls[slot] = temperature, params.top_k, params.top_p, params.min_p, params.typical_p
@@ -165,6 +167,7 @@ class SlotStates:
             sequence = batch.sequences[row]
             counts = self._counted(sequence, batch.positions[row])
             is_last = following is None or batch.sequences[following] is not sequence
+            # The rows of drafts share one table, which the next row changes: all but the last get a copy.
             tables.append(counts.table if is_last else counts.snapshot())
         return tables
 

@@ -44,6 +44,7 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Printable and short, as it comes back in a header and in the log.
         given = Headers(scope=scope).get(REQUEST_ID, "")
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
         context = context_of(scope)
@@ -62,6 +63,7 @@ class RequestId:
             await self._app(scope, receive, send_with_id)
         except Exception as error:
             logger.exception("request %s failed", request_id)
+            # The response has begun, so no error can be sent: only the connection can end.
             if started:
                 raise
             await error_response(error, scope["path"])(scope, receive, send_with_id)
@@ -131,6 +133,7 @@ class AccessLog:
             if context.refusal is not None:
                 context.record_failure(context.refusal)
                 status = context.refusal.status
+            # At the end of the call, so that an aborted answer is logged with what it had.
             outputs = [] if context.request_stream is None else context.request_stream.snapshot()
             if context.failure is None:
                 context.failure = _failure_of(status, outputs)

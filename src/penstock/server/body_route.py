@@ -97,9 +97,11 @@ class BodyRoute(APIRoute):
         _check_containers(raw)
         has_long_number = _LONG_NUMBER.search(raw) if len(raw) <= _PIECE else _has_long_number(raw)
         content = json.loads(raw, parse_float=_number) if has_long_number else json.loads(raw)
+        # A search of the bytes: walking through every body for so rare a thing would take longer than to parse it.
         if may_hold_half_a_pair(raw):
             mend_conversation(content)
             check_all_text(content)
+        # FastAPI's own field, so that its errors and the schema of its documentation are the same.
         checked, errors = self.body_field.validate(content, {}, loc=("body",))
         if errors:
             raise RequestValidationError(errors, body=content)

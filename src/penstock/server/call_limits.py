@@ -124,6 +124,7 @@ class CallLimits:
             await send(message)
 
         try:
+            # Before the body is read: a caller without a key makes no other work.
             holder = self._keys.authenticate(Headers(scope=scope))
             _enter_headers(context, holder, Headers(scope=scope))
             with (
@@ -134,6 +135,7 @@ class CallLimits:
                 if not is_upload(scope):
                     body = await self._read_body(scope, receive, held)
                     context.num_body_bytes, context.receive = len(body), _replay(body, receive)
+                    # The application has the only reference: it frees a large body as soon as it is parsed.
                     del body
                 await self._app(scope, context.receive, send_with_limits)
         except PenstockError as error:  # only errors of the middleware: the application answers its own
@@ -181,6 +183,7 @@ class CallLimits:
         refusal: PenstockError | None = self._too_large() if length > most else None
         body, size, more = bytearray(), 0, True
         while more and size <= _DISCARDED * most:
+            # Under one time limit for the whole body, not one for each piece.
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise _ClientGone
@@ -193,8 +196,10 @@ class CallLimits:
             if refusal is None:
                 body += part
             else:
+                # What was read so far goes at once: a refused body must not hold memory while the rest is discarded.
                 body.clear()
                 held.release()
+        # Only now, after the body: a client that still sends would get a reset instead of the reply.
         if refusal is not None:
             raise refusal
         return bytes(body)

@@ -36,6 +36,7 @@ def usual_path(path: str) -> str:
     """The path that the documentation lists."""
     if path.endswith("/") and not path.endswith("//"):
         path = path[:-1] or "/"
+    # Clients add /v1 to a base URL that ends with it already.
     if path.startswith("/v1/v1/"):
         return path.removeprefix("/v1")
     return f"/v1{path}" if _WITHOUT_VERSION.match(path) else path

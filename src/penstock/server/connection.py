@@ -88,6 +88,7 @@ class BoundedConnection(h11.Connection):
             self._check_request(event)
         elif isinstance(event, h11.Data):
             self._num_body_bytes += len(event.data)
+            # Tiny chunks are cheap to send and expensive to parse.
             self._num_chunks += event.chunk_start
             if self._num_chunks > FREE_CHUNKS + self._num_body_bytes // MIN_CHUNK:
                 raise _Beyond(f"the body comes in chunks of less than {MIN_CHUNK} bytes")
@@ -121,6 +122,7 @@ class BoundedConnection(h11.Connection):
         if status == 431 and not isinstance(error, _Beyond):  # from h11, for an incomplete head or trailer
             where = "head" if in_head else "trailer, or a chunk's extension,"
             message = f"the {where} has more than {self._limits.max_header_bytes} bytes (max_header_bytes)"
+            # Without the end of its first line, it is the target that is too long.
             if in_head and b"\n" not in bytes(self._receive_buffer):
                 status, message = 414, _LONG_TARGET
         elif not isinstance(error, _Beyond):
@@ -144,6 +146,7 @@ class _Flow(FlowControl):
         self._reads_ahead = reads_ahead
 
     def pause_reading(self) -> None:
+        # During a call reading goes on: only so is the end of the connection seen.
         if not self._reads_ahead():
             super().pause_reading()
 
@@ -192,10 +195,12 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self.flow = _Flow(transport, self._reads_ahead)
         self._watch()
+        # After it was accepted: an idle connection may make room for it.
         if len(self.connections) > self._limits.max_connections:
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
+        # In pieces, so that a head is refused soon after it exceeds its limit.
         for start in range(0, len(data), _PIECE):
             if self._refused:
                 return
@@ -291,6 +296,7 @@ class BoundedProtocol(H11Protocol):
             self._refuse(ErrorReply(503, message, code=_CODES[503], headers={"retry-after": "1"}))
         else:
             self._idle.pop(longest_idle)
+            # Not `close`, which would wait for a client that reads nothing.
             longest_idle.transport.abort()
 
     def _refuse(self, reply: ErrorReply) -> None:
@@ -308,6 +314,7 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
             return
         self.flow.resume_reading()
+        # Closed at once, the client's unread bytes would reset the connection, and with it the reply on its way.
         self._owed_timer = self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
     def _end_writing(self) -> bool:

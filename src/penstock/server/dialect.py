@@ -121,6 +121,7 @@ class Call:
         """
         if name is None or name == self.model_name:
             return
+        # Before it is looked up: a key must not learn which models there are.
         if self._context.caller.models is not None and name not in ANY_MODEL:
             self._context.caller.check_model(name)
         if name in self.model_names:
@@ -324,6 +325,7 @@ class Call:
         if self._context.last_event_id:
             raise InvalidRequestError("Last-Event-ID resumes a stream: ask for a stream, or leave it out")
         outputs = await self.outputs(accepted)
+        # To encode a large answer takes milliseconds, in which no other call would go on.
         size = sum(map(_size_of, outputs))
         if size >= LARGE_BODY:
             body = await self.run_off_loop(size, lambda: msgspec.json.encode(answer.complete_body(outputs)))
@@ -418,6 +420,7 @@ class Call:
             accepted, stream=stream, queue_timeout=timeout, alias=alias, begun=begun, series=series
         )
         if self.engine.journaled:
+            # On disk before the caller learns its id: what was accepted is not lost.
             await self.engine.journaled_calls.recorded(accepted)
         return request_stream
 

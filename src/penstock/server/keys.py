@@ -103,6 +103,7 @@ class KeyHolder:
             self._need(self._tokens, 1, "tokens")
         if self._requests is not None:
             self._need(self._requests, 1, "requests")
+            # Last of the checks: a call that is refused costs the key nothing.
             self._requests.take(1)
         self.num_open += 1
 
@@ -181,6 +182,7 @@ class KeyRing:
             names.add(key.name)
             self._holders[peppered] = KeyHolder(key)
         self._anyone = KeyHolder(ApiKey("", operator=True))
+        # Without keys, whoever reaches the address may do all: the server warns if others can.
         self._anyone.caller = Caller(operator=True)
 
     def __len__(self) -> int:
@@ -200,6 +202,7 @@ class KeyRing:
         if not self._holders:
             return self._anyone
         scheme, _, given = headers.get("authorization", "").partition(" ")
+        # Anthropic's clients send the second header, all others the first.
         secret = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not secret:
             raise AuthenticationError("no API key was sent: send one as `Authorization: Bearer KEY`")

@@ -57,5 +57,6 @@ class Origins:
             self._any
             or origin in self._allowed
             or re.fullmatch(_LOOPBACK, origin) is not None
+            # The server's own page; a proxy may have changed the scheme.
             or origin.partition("://")[2] == host
         )

@@ -76,12 +76,14 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     for number in SIGNALS:  # until the event loop handles them; an exception could be lost during imports
         signal.signal(number, stop.on_signal)
     _allow_files(server_config.call_limits.max_connections + OTHER_FILES)
+    # All that can be wrong without the model is checked before engines start.
     _check_tls_files(server_config)
     file = added_file(server_config)
     added = Added() if file is None else file.read()
     models = _planned(engine_config, server_config, added)
     if models is not None:
         engine_config = models.models[0].config  # of the one that is loaded first
+    # The address first: a port in use is no reason to load a model. Connections wait in its backlog.
     with bound(server_config) as listener, _launched(engine_config, server_config, stop) as links:
         return _run(links, engine_config, server_config, listener, stop, models, added)
 
@@ -416,6 +418,7 @@ async def _answer_http(
         engine.fail_all(EngineDeadError(SHUTTING_DOWN))
     else:
         engine.abort_all(SHUTTING_DOWN)
+    # Only now does uvicorn close the listener: during the drain, `/health` still answers.
     server.should_exit = True
     await _first_of(serving, stop.at_once.wait(), timeout=CLOSING_SECONDS)
     await _first_of(serving, timeout=AT_ONCE_SECONDS)
@@ -531,5 +534,6 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
     if working.done():
         return working.result()
     working.cancel()
+    # Cancelled work may still end processes that it has started.
     await asyncio.wait({working})
     return None

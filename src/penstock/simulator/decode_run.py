@@ -70,6 +70,7 @@ def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | 
         return None
     keys = 0
     for seq in running:
+        # Their next step forks, or copies a block, which a run does not model.
         if len(seq.tokens) - seq.num_computed != 1 or seq.shares_tail or seq.siblings or seq.beams is not None:
             return None
         if seq.num_computed < seq.image_end:
@@ -80,6 +81,7 @@ def find_run(scheduler: Scheduler, costs: StepCosts, now: float) -> DecodeRun | 
         return None
     count = len(running)
     first = costs.seconds(StepShape(count, count, keys, keys))
+    # Linear: each step reads one more key for each sequence, and all else stays.
     growth = costs.seconds(StepShape(count, count, keys + count, keys + count)) - first
     return DecodeRun(now, count, num_steps, first, growth)
 
@@ -109,9 +111,8 @@ def apply_run(scheduler: Scheduler, num_steps: int, answers: "Mapping[str, array
         tokens, computed = seq.tokens, seq.num_computed
         begun = len(tokens) - seq.num_prompt_tokens
         tokens.extend(answers[seq.request_id][begun : begun + num_steps])
-        for full in range(
-            -(computed % size), num_steps + 1, size
-        ):  # steps that fill a block, the last one before first
+        # Steps that fill a block, beginning with the last one before the run.
+        for full in range(-(computed % size), num_steps + 1, size):
             if full > 0:
                 changes.append((full, _Change.COMMIT, place))
             if 0 <= full < num_steps:
@@ -120,6 +121,7 @@ def apply_run(scheduler: Scheduler, num_steps: int, answers: "Mapping[str, array
                 steps = range(max(full, 1), min(full + 2, num_steps) + 1)
                 changes += [(step, _Change.EXTEND, place) for step in steps]
         seq.num_computed = computed + num_steps
+    # By step, then in the order within a step: blocks are taken and released as single steps would.
     changes.sort()
     for step, change, place in changes:
         seq = running[place]

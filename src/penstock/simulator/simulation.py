@@ -282,6 +282,7 @@ class Simulation:
         open_request = self._open[output.request_id]
         is_first, is_last = open_request.first_token is None, output.finish_reason is not None
         open_request.steps_reported += 1
+        # Only reports that can change what the dispatcher does: the others would cost time in each step.
         if open_request.steps_reported <= REPORTED_STEPS or is_last or self._dispatcher.num_queued:
             self._record(engine, open_request, output)
         if output.error_reason is ErrorReason.EXPIRED:
@@ -322,6 +323,7 @@ class Simulation:
         if convict is not None:
             self._end(convict.request_id, "its engine died again and again")
         self._outcome.moved += sum(self._open[name].replica is None for name in tokens if name in self._open)
+        # Until no request waits: each output may prove a suspect harmless, and let others follow.
         self._is_recovering = True
         self._clock.call_later(self._fleet.restart_seconds, lambda: self._restart(replica))
         self._hand_over()

@@ -122,7 +122,7 @@ _HEADINGS = [
 
 
 def table(summaries: Sequence[Summary], width: int | None = None) -> str:
-    """A line for each simulation; a line for each number, where that is what fits `width` columns.
+    """A row per simulation; a row per number if only that fits `width` columns.
 
     Many simulations on a narrow terminal are several such tables, one below the other.
     """

@@ -59,6 +59,7 @@ def compile_grammar(vocabulary: Vocabulary, structured: Structured) -> Grammar:
     if not has_optional_schemas(structured.text) and not has_optional_schemas(structured.calls):
         return _compile(vocabulary, structured, lambda schema: True)
     return (
+        # With all optional schemas; with those that compile alone; with none.
         _compile_if_possible(vocabulary, structured, lambda schema: True)
         or _compile_if_possible(vocabulary, structured, lambda schema: _compiles(vocabulary, schema))
         or _compile(vocabulary, structured, lambda schema: False)

@@ -72,6 +72,7 @@ class Masks:
         self._vocab_size = vocab_size
         self._jobs = jobs
         self._endings: dict[int, Ending] = {}
+        # All in one thread: no two masks may move the same matcher at a time.
         self._bits = thread.submit(self._compute)
 
     def result(self) -> NDArray[np.int32]:
@@ -156,7 +157,9 @@ class Grammars:
             future = self._grammars[structured] = Future()
             with self._lock:
                 self._waiting.add(tenant, (structured, future))
+            # Not this grammar but the next in turn: another tenant's may go first.
             self._compiler.submit(self._compile_next)
+            # Only the table forgets it; requests that wait have the future.
             if len(self._grammars) > KEPT_GRAMMARS:
                 self._grammars.popitem(last=False)
         self._grammars.move_to_end(structured)
@@ -174,6 +177,7 @@ class Grammars:
     def _compile_next(self) -> None:
         with self._lock:
             waiting = self._waiting.take_first()
+        # None: it was dropped after its turn had been submitted.
         if waiting is not None and waiting[1].set_running_or_notify_cancel():
             try:
                 waiting[1].set_result(self._compile(waiting[0]))

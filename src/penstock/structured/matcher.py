@@ -31,6 +31,7 @@ class Matcher:
         """Reset the matcher to the state after the tokens of `answer`; False if the grammar rejects them."""
         kept = len(self._followed)
         if self._followed != answer[:kept]:
+            # Rejected drafts: only what differs is rolled back.
             kept = next(i for i, token in enumerate(self._followed) if i == len(answer) or token != answer[i])
             self._state.rollback(len(self._followed) - kept)
             del self._followed[kept:]

@@ -49,9 +49,9 @@ class Level(NamedTuple):
     unique: bool = False
     """Whether the items must be unique; keys always are."""
     key: bytes = b""
-    """The latest."""
+    """The current or latest key."""
     commas: int = 0
-    """So far; that of items before the next."""
+    """Number of commas so far, which is the index of the current item."""
 
 
 class State(NamedTuple):
@@ -115,6 +115,7 @@ class Scanner:
             text: the token's bytes; empty for a special token.
         """
         if not text:
+            # Within a document a special token can only be the end.
             if state.mode not in _OUTSIDE:
                 return state
             text = _special(token)
@@ -192,12 +193,13 @@ class Scanner:
         kept = state.mode is Mode.KEY or (state.level is not None and state.level.unique)
         if state.escaped:
             return state._replace(escaped=False, text=state.text + text[at : at + 1] if kept else b""), at + 1
-        found = _STRING_STOP.search(text, at)
-        end = found.start() if found else len(text)
+        # By a search: strings are most of a document.
+        stop = _STRING_STOP.search(text, at)
+        end = stop.start() if stop else len(text)
         read = state.text + text[at:end] if kept else b""
-        if found is None:
+        if stop is None:
             return state._replace(text=read), end
-        if found[0] == b"\\":
+        if stop[0] == b"\\":
             return state._replace(text=read + b"\\" if kept else b"", escaped=True), end + 1
         level = state.level
         if not kept or level is None:
@@ -209,11 +211,11 @@ class Scanner:
         return State(Mode.AFTER_KEY if level.is_object else Mode.AFTER_VALUE, level), end + 1
 
     def _scalar(self, state: State, text: bytes, at: int) -> _Step | None:
-        found = _SCALAR_STOP.search(text, at)
-        end = found.start() if found else len(text)
+        stop = _SCALAR_STOP.search(text, at)
+        end = stop.start() if stop else len(text)
         read = state.text + text[at:end]
         level = state.level
-        if found is None:
+        if stop is None:
             return state._replace(text=read), end
         if level is None or not level.unique:
             return State(Mode.AFTER_VALUE, level), end
@@ -262,14 +264,14 @@ class Scanner:
         """The schemas that may apply to the value that begins here."""
         if level is None or not self._spots:
             return self._root
-        found: list[str] = []
+        pointers: list[str] = []
         name = _decoded(level.key) if level.is_object else ""
         for spot in (self._spots[pointer] for pointer in level.schemas):
             if not level.is_object:
-                found += spot.prefix[level.commas : level.commas + 1] or [spot.items_after]
+                pointers += spot.prefix[level.commas : level.commas + 1] or [spot.items_after]
             else:
-                found += [*spot.patterns, spot.properties.get(name, spot.additional)]
-        return self._with_others(found)
+                pointers += [*spot.patterns, spot.properties.get(name, spot.additional)]
+        return self._with_others(pointers)
 
     def _with_others(self, pointers: list[str]) -> frozenset[str]:
         """The schemas, and all that apply to the same value."""

@@ -79,6 +79,7 @@ def cpu_bindings(count: int, nodes: Path = _NODES, cpus: Path = _CPUS) -> list[C
     """
     allowed = _allowed_cpus()
     by_node = {node: sorted(allowed & numbers) for node, numbers in _numa_nodes(nodes).items() if allowed & numbers}
+    # A machine with one node has no far memory, and the scheduler of the kernel spreads the engines.
     if len(by_node) < 2:
         return [UNBOUND] * count
     taken = [sorted(by_node)[place % len(by_node)] for place in range(count)]
@@ -124,6 +125,7 @@ def _cores(cpus: list[int], folder: Path) -> list[list[int]]:
 def physical_cores(cpus: Path = _CPUS, cgroup: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> int:
     """Number of physical cores in this process's CPU affinity, at most its cgroups' CPU quota."""
     allowed = _allowed_cpus()
+    # Two threads of one core share its multipliers, so they count once.
     siblings = {_read(cpus / f"cpu{index}/topology/thread_siblings_list") or str(index) for index in allowed}
     return max(1, min([len(siblings), *map(int, _cpu_quotas(cgroup, membership))]))
 
@@ -182,6 +184,7 @@ def _free_in_cgroups(cgroup: Path, membership: Path) -> Iterator[int]:
             if limit is not None and used is not None and limit != "max":
                 lines = (_read(folder / "memory.stat") or "").splitlines()
                 cached = next((int(line.split()[1]) for line in lines if line.startswith(cache_key + " ")), 0)
+                # The kernel drops inactive file pages before it kills; those in use it may not.
                 yield int(limit) - int(used) + cached
 
 

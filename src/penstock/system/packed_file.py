@@ -73,6 +73,7 @@ class PackedFile:
 
         self.path, self.key = path, key
         with path.open("rb") as file:
+            # Of the open file, not of the path, which may lead to another by now.
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode) or os.fstat(file.fileno()).st_uid != os.geteuid():
                 raise DamagedError("is not a file of this user")
             header = read_header(file.read(HEADER_BYTES), key)
@@ -213,6 +214,7 @@ class PackedFileWriter:
             _write_all(self._file, offset, part)
         header = {"version": _VERSION, "key": self.key, "about": self._about, "entries": layout, "bytes": size}
         _write_header(self._file, header | {"sums": _file_sums(self._file, size)})
+        # Last, so that a file under its own name is complete.
         self._temporary.replace(self._path)
 
 
@@ -246,6 +248,7 @@ def _write_header(file: int, header: dict[str, Any]) -> None:
         _write_all(file, offset, np.frombuffer(text, np.uint8))
         offset += len(text)
         text = b" " * min(_PAGE, HEADER_BYTES - offset)
+    # The magic last: a header that is cut short has none.
     _write_all(file, 0, np.frombuffer(_MAGIC + digest.digest(), np.uint8))
 
 

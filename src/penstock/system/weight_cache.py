@@ -59,6 +59,7 @@ class WeightCache:
             if not path.exists() or not self._is_ours():
                 return None
             found = PackedFile(path, key)
+            # The time of use, by which `_make_room` chooses: `atime` is not kept on many systems.
             os.utime(path)
             return found
         except (DamagedError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -181,6 +182,7 @@ class WeightCache:
         found = sorted((file.stat().st_mtime, file.stat().st_size, file) for file in files if file.stem != key)
         held = sum(size for _, size, _ in found)
         bound = self._bound(held)
+        # Before anything is deleted: a model that never fits must not cost the others their files.
         if needed > bound:
             log.warning("packed weights are not kept: %d bytes, of at most %d in %s", needed, bound, self._folder)
             return False

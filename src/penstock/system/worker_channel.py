@@ -58,6 +58,7 @@ class Channel:
 
 def limit_memory(size: int) -> None:
     """Limit this process to `size` bytes of address space, and disable core dumps."""
+    # A core dump would be as large as the limit, and have the user's data in it.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
@@ -65,6 +66,7 @@ def limit_memory(size: int) -> None:
 @contextlib.contextmanager
 def limited_cpu_time(seconds: float) -> Iterator[None]:
     """Context that limits this process's CPU time; beyond it the kernel kills the process with `SIGPROF`."""
+    # The code that runs may have set a handler, and would then catch its own limit.
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:

@@ -95,6 +95,7 @@ class WorkerProcess:
             self._socket.sendall(LENGTH.pack(len(frame)) + frame)
             answer = Incoming(longest)
             while answer.missing:
+                # The rest of the time, for each piece: a child that sends byte by byte gets no more of it.
                 self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
                 answer.add(self._socket.recv(answer.missing))
             return answer.frame
@@ -122,6 +123,7 @@ class WorkerProcess:
             return answer.frame
         except (OSError, EOFError):
             loop.remove_reader(self._socket)
+            # In a thread, as it waits for the child's exit.
             raise await asyncio.to_thread(self._ended) from None
         finally:
             timer.cancel()
@@ -160,6 +162,7 @@ class WorkerProcess:
 
     def _ended(self) -> WorkerEndedError:
         with contextlib.suppress(subprocess.TimeoutExpired):
+            # The exit code tells why: out of time, out of memory, or the parent's own kill.
             self._process.wait(_GRACE)
         self.close()
         return WorkerEndedError(None if self._late else self._process.wait())

@@ -210,11 +210,13 @@ async def _render_in_turn(process: "_Process", frame: bytes) -> str:
     import asyncio
 
     await process.turn.acquire()
+    # A task of its own: a caller that leaves must not let the next one in before the reply has come.
     rendering = asyncio.ensure_future(process.render_from_loop(frame))
     rendering.add_done_callback(lambda _: process.turn.release())
     try:
         return await asyncio.shield(rendering)
     except asyncio.CancelledError:
+        # Most replies come before that; to kill the process would cost the next caller its start.
         asyncio.get_running_loop().call_later(ABANDONED_SECONDS, rendering.cancel)
         raise
 
@@ -258,6 +260,7 @@ class _Process:
             InvalidRequestError: the template does not render this conversation.
             EngineError: the process cannot be started, or was killed twice in a row.
         """
+        # The process may have been killed from outside, as by the OOM killer: the second attempt has a new one.
         text = self._attempt(frame)
         return _needed(self._attempt(frame)) if text is None else text
 
@@ -337,6 +340,7 @@ def _blame(exit_code: int | None) -> None:
     Raises:
         InvalidRequestError: rendering exceeded a time limit, or crashed the process.
     """
+    # 0: it ended by itself, after an earlier conversation that exhausted its memory.
     if exit_code in (0, -signal.SIGKILL):
         return
     fault = f"ends the process that renders it, with exit code {exit_code}, on these messages"

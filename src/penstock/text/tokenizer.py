@@ -114,6 +114,7 @@ class Tokenizer:
             source = Folder(folder, config, read_json(folder / "config.json") or {})
             converted = convert(source)
             backend = converted.backend
+            # The folder's own config wins over what the converter assumes.
             config = {**converted.special, **config}
         special = special_tokens(config, folder)
         recipe = recipe_of(folder)
@@ -135,14 +136,14 @@ class Tokenizer:
     def _from_gguf(cls, file: Path, chat_template: str | None) -> "Tokenizer | None":
         from penstock.checkpoint.gguf.tokenizer import read_tokenizer  # here: a folder has no need of it
 
-        found = read_tokenizer(file)
-        if found is None:
+        stored = read_tokenizer(file)
+        if stored is None:
             return None
         recipe = recipe_of(file)
         chosen = _chosen_template(chat_template, recipe)
-        templates = found.chat_templates if chosen is None else {"default": chosen}
+        templates = stored.chat_templates if chosen is None else {"default": chosen}
         _check_templates(templates, file)
-        return cls(found.backend, ChatTemplates(templates, found.special_tokens), recipe=recipe)
+        return cls(stored.backend, ChatTemplates(templates, stored.special_tokens), recipe=recipe)
 
     @classmethod
     def load(cls, path: str | Path, chat_template: str | None = None) -> "Tokenizer | None":
@@ -221,11 +222,11 @@ class Tokenizer:
                 ]
         except (TypeError, UnicodeEncodeError) as error:  # a lone surrogate
             raise InvalidRequestError(_UNPAIRED_SURROGATE, "input") from error
-        found = []
+        tokenised = []
         for encoding in encodings:
             types = encoding.type_ids
-            found.append((tuple(encoding.ids), types.index(1) if 1 in types else 0))
-        return found
+            tokenised.append((tuple(encoding.ids), types.index(1) if 1 in types else 0))
+        return tokenised
 
     def _encode_within(self, text: str | tuple[str, str], max_length: int, cut: str) -> Encoding:
         parts = [text] if isinstance(text, str) else list(text)

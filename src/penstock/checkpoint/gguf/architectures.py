@@ -4,9 +4,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.checkpoint.gguf.encoders import read_modern_bert
+from penstock.checkpoint.gguf.encoders import (
+    read_bert,
+    read_gemma_embedding,
+    read_jina_bert,
+    read_modern_bert,
+    read_nomic_bert,
+)
+from penstock.checkpoint.gguf.gemma import read_gemma1, read_gemma2, read_gemma3
 from penstock.checkpoint.gguf.gemma3n import read_gemma3n
 from penstock.checkpoint.gguf.gemma4 import read_gemma4
+from penstock.checkpoint.gguf.gpt import (
+    read_bloom,
+    read_falcon,
+    read_gpt2,
+    read_gpt_bigcode,
+    read_gpt_neox,
+    read_mpt,
+)
 from penstock.checkpoint.gguf.hybrids import (
     read_bamba,
     read_falcon_h1,
@@ -18,7 +33,7 @@ from penstock.checkpoint.gguf.hybrids import (
     read_nemotron_h,
     read_qwen3_5,
 )
-from penstock.checkpoint.gguf.keys import NULL, Given
+from penstock.checkpoint.gguf.keys import NULL, Given, layer_norm_eps
 from penstock.checkpoint.gguf.mixtures import (
     read_afmoe,
     read_bailing_moe_v2,
@@ -41,7 +56,6 @@ from penstock.checkpoint.gguf.mixtures import (
     read_qwen3_moe,
 )
 from penstock.checkpoint.gguf.rope import with_sections
-from penstock.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +137,7 @@ def _read_olmo(given: Given) -> dict[str, Any]:
 
 def _read_stablelm(given: Given) -> dict[str, Any]:
     return {
-        **_layer_norm_eps(given),
+        **layer_norm_eps(given),
         "use_qkv_bias": given.has("attn_q.bias"),
         "qk_layernorm": given.has("attn_q_norm.weight"),
         "use_parallel_residual": not given.has("ffn_norm.weight"),
@@ -168,10 +182,6 @@ def _read_smollm3(given: Given) -> dict[str, Any]:
     return {**_read_biases(given), "mlp_bias": given.has("ffn_gate.bias")}
 
 
-def _read_gemma1(given: Given) -> dict[str, Any]:
-    return {"hidden_act": "gelu_pytorch_tanh", "attention_bias": given.has("attn_q.bias")}
-
-
 def _read_seed_oss(given: Given) -> dict[str, Any]:
     return {
         **_read_biases(given),
@@ -184,12 +194,8 @@ def _read_plain_mlp(given: Given) -> dict[str, Any]:
     return {**_read_biases(given), "mlp_bias": given.has("ffn_up.bias")}
 
 
-def _layer_norm_eps(given: Given) -> dict[str, Any]:
-    return {"layer_norm_eps": given.config["rms_norm_eps"], "rms_norm_eps": None}
-
-
 def _read_jais2(given: Given) -> dict[str, Any]:
-    return {**_read_plain_mlp(given), **_layer_norm_eps(given)}
+    return {**_read_plain_mlp(given), **layer_norm_eps(given)}
 
 
 def _read_apertus(given: Given) -> dict[str, Any]:
@@ -218,7 +224,7 @@ def _read_granite_swa(given: Given) -> dict[str, Any]:
 def _read_cohere(given: Given) -> dict[str, Any]:
     return {
         **_read_biases(given),
-        **_layer_norm_eps(given),
+        **layer_norm_eps(given),
         "logit_scale": given.keys.find("logit_scale", float),
         "use_qk_norm": given.has("attn_q_norm.weight") or None,
     }
@@ -227,97 +233,6 @@ def _read_cohere(given: Given) -> dict[str, Any]:
 def _read_cohere2(given: Given) -> dict[str, Any]:
     window = given.keys.find("attention.sliding_window", int)
     return {**_read_cohere(given), "use_qk_norm": None, "sliding_window": window}
-
-
-def _read_gpt_neox(given: Given) -> dict[str, Any]:
-    return {
-        **_layer_norm_eps(given),
-        "attention_bias": given.has("attn_qkv.bias"),
-        "use_parallel_residual": given.keys.find("use_parallel_residual", bool),
-    }
-
-
-_GPT2_NAMES = {
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "n_positions",
-    "intermediate_size": "n_inner",
-    "rms_norm_eps": "layer_norm_epsilon",
-}
-
-
-def _read_gpt2(given: Given) -> dict[str, Any]:
-    others = ("head_dim", "num_key_value_heads", "rope_theta", *_GPT2_NAMES)
-    return {**dict.fromkeys(others), **{own: given.config[name] for name, own in _GPT2_NAMES.items()}}
-
-
-_BLOOM_NAMES = {
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
-    "max_position_embeddings": "seq_length",
-    "rms_norm_eps": "layer_norm_epsilon",
-}
-
-
-def _read_bloom(given: Given) -> dict[str, Any]:
-    _expect_sizes(given)
-    others = ("head_dim", "num_key_value_heads", "rope_theta", "intermediate_size", *_BLOOM_NAMES)
-    return {**dict.fromkeys(others), **{own: given.config[name] for name, own in _BLOOM_NAMES.items()}}
-
-
-_MPT_NAMES = {
-    "hidden_size": "d_model",
-    "num_hidden_layers": "n_layers",
-    "num_attention_heads": "n_heads",
-    "max_position_embeddings": "max_seq_len",
-    "rms_norm_eps": "layer_norm_epsilon",
-}
-
-
-def _read_mpt(given: Given) -> dict[str, Any]:
-    _expect_sizes(given)
-    others = ("head_dim", "num_key_value_heads", "rope_theta", "intermediate_size", *_MPT_NAMES)
-    attention = {
-        "clip_qkv": given.keys.find("attention.clamp_kqv", float) or None,
-        "alibi_bias_max": given.keys.find("attention.max_alibi_bias", float) or None,
-        "alibi": given.keys.find("attention.max_alibi_bias", float) != 0.0,
-        "qk_ln": given.has("attn_q_norm.weight"),
-    }
-    return {
-        **dict.fromkeys(others),
-        **{own: given.config[name] for name, own in _MPT_NAMES.items()},
-        "attn_config": {key: value for key, value in attention.items() if value is not None},
-        "no_bias": not given.has("attn_qkv.bias"),
-    }
-
-
-def _expect_sizes(given: Given) -> None:
-    """MLPs four times as wide as the hidden states, and keys for each head: their configs have no other sizes."""
-    given.keys.expect("feed_forward_length", 4 * given.config["hidden_size"])
-    given.keys.expect("attention.head_count_kv", given.config["num_attention_heads"])
-
-
-def _read_gpt_bigcode(given: Given) -> dict[str, Any]:
-    given.keys.expect("attention.head_count_kv", 1)
-    return {**_read_gpt2(given), "multi_query": True}
-
-
-def _read_falcon(given: Given) -> dict[str, Any]:
-    heads, of_keys = (given.config[key] for key in ("num_attention_heads", "num_key_value_heads"))
-    grouped, two_norms = of_keys not in (1, heads), given.has("attn_norm_2.weight")
-    return {
-        "num_kv_heads": of_keys,
-        "num_key_value_heads": None,
-        "ffn_hidden_size": given.config["intermediate_size"],
-        "intermediate_size": None,
-        "layer_norm_epsilon": given.config["rms_norm_eps"],
-        "rms_norm_eps": None,
-        "new_decoder_architecture": grouped or two_norms,
-        "num_ln_in_parallel_attn": 1 + two_norms if grouped or two_norms else None,
-        "multi_query": of_keys == 1,
-        "bias": given.has("attn_qkv.bias"),
-    }
 
 
 def _read_nemotron(given: Given) -> dict[str, Any]:
@@ -331,40 +246,6 @@ def _read_starcoder2(given: Given) -> dict[str, Any]:
         "norm_epsilon": given.config["rms_norm_eps"],
         "rms_norm_eps": None,
     }
-
-
-def _read_gemma(given: Given) -> dict[str, Any]:
-    return {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": given.keys.find("attention.sliding_window", int),
-        "attention_bias": given.has("attn_q.bias"),
-    }
-
-
-def _read_gemma2(given: Given) -> dict[str, Any]:
-    return {
-        **_read_gemma(given),
-        "query_pre_attn_scalar": _scaled_by(given, 46),
-        "attn_logit_softcapping": given.keys.find("attn_logit_softcapping", float),
-        "final_logit_softcapping": given.keys.find("final_logit_softcapping", float),
-    }
-
-
-def _read_gemma3(given: Given) -> dict[str, Any]:
-    return {
-        **_read_gemma(given),
-        "query_pre_attn_scalar": _scaled_by(given, 62),
-        "final_logit_softcapping": given.keys.find("final_logit_softcapping", float),
-        "rope_local_base_freq": given.keys.find("rope.freq_base_swa", float),
-        "sliding_window_pattern": given.keys.find("attention.sliding_window_pattern", int),
-    }
-
-
-def _scaled_by(given: Given, layers_of_largest: int) -> int:
-    """`query_pre_attn_scalar`; the family's largest model, recognized by its number of layers, has another value."""
-    if given.num_layers == layers_of_largest:
-        return int(given.config["hidden_size"] // given.config["num_attention_heads"])
-    return int(given.config["head_dim"])
 
 
 def _read_phi3(given: Given) -> dict[str, Any]:
@@ -390,84 +271,18 @@ def _read_mistral3(given: Given) -> dict[str, Any]:
     }
 
 
-def _read_bert(given: Given) -> dict[str, Any]:
-    """Files of RoBERTa and XLM-RoBERTa are the same, without the positions that those leave unused."""
-    found = {
-        **_layer_norm_eps(given),
-        **dict.fromkeys(("head_dim", "num_key_value_heads", "rope_theta")),
-        "hidden_act": "gelu",
-        "type_vocab_size": _num_token_types(given),
-    }
-    if given.keys.find("pooling_type", int) != _RANK and "cls.output.weight" not in given.tensors:
-        return found
-    return {
-        **found,
-        "architectures": ["XLMRobertaForSequenceClassification"],
-        "pad_token_id": -1,
-        "num_labels": _num_labels(given),
-    }
-
-
-def _read_gemma_embedding(given: Given) -> dict[str, Any]:
-    given.keys.ignore(*(f"{name}_feat_{side}" for name in DENSE_MAPS for side in ("in", "out")))
-    return {**_read_gemma3(given), "use_bidirectional_attention": True}
-
-
-def _read_nomic_bert(given: Given) -> dict[str, Any]:
-    others = dict.fromkeys(("num_key_value_heads",))
-    return {**_layer_norm_eps(given), **others, "hidden_act": "silu", "type_vocab_size": _num_token_types(given)}
-
-
-def _read_jina_bert(given: Given) -> dict[str, Any]:
-    if given.has("attn_q_norm.weight"):
-        raise CheckpointError(
-            f"{given.keys.file} has norms of queries and keys, which are not supported for this family"
-        )
-    if given.keys.find("pooling_type", int) == _RANK:
-        raise CheckpointError(
-            f"{given.keys.file} ranks, which is not supported for files of this family; its folder is"
-        )
-    return {
-        **_layer_norm_eps(given),
-        **dict.fromkeys(("head_dim", "num_key_value_heads", "rope_theta")),
-        "hidden_act": "gelu",
-        "position_embedding_type": "alibi",
-        "feed_forward_type": "geglu",
-        "type_vocab_size": _num_token_types(given),
-    }
-
-
-def _num_token_types(given: Given) -> int:
-    types = given.tensors.get("token_types.weight")
-    return 2 if types is None else types.shape[0]
-
-
-def _num_labels(given: Given) -> int:
-    dense, output = (given.tensors.get(name) for name in ("cls.weight", "cls.output.weight"))
-    if dense is None or output is None:
-        raise CheckpointError(
-            f"{given.keys.file} ranks, but lacks cls.weight or cls.output.weight: files of BERT's own rerankers lack "
-            "their pooler, and are not supported"
-        )
-    return output.shape[0]
-
-
-DENSE_MAPS = ("dense_2", "dense_3")
-"""Linear maps after the pooling, in their order."""
-_RANK = 4
-"""`pooling_type` of rerankers."""
 ARCHITECTURES = {
-    "bert": Architecture(("BertModel",), False, _read_bert, bidirectional=True),
-    "gemma-embedding": Architecture(("Gemma3TextModel",), False, _read_gemma_embedding, bidirectional=True),
-    "nomic-bert": Architecture(("NomicBertModel",), False, _read_nomic_bert, bidirectional=True),
-    "jina-bert-v2": Architecture(("JinaBertModel",), False, _read_jina_bert, bidirectional=True),
+    "bert": Architecture(("BertModel",), False, read_bert, bidirectional=True),
+    "gemma-embedding": Architecture(("Gemma3TextModel",), False, read_gemma_embedding, bidirectional=True),
+    "nomic-bert": Architecture(("NomicBertModel",), False, read_nomic_bert, bidirectional=True),
+    "jina-bert-v2": Architecture(("JinaBertModel",), False, read_jina_bert, bidirectional=True),
     "llama": Architecture(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), True, _read_llama),
     "modern-bert": Architecture(("ModernBertModel",), False, read_modern_bert, bidirectional=True),
     "afmoe": Architecture(("AfmoeForCausalLM",), False, read_afmoe),
     "apertus": Architecture(("ApertusForCausalLM",), False, _read_apertus),
     "arcee": Architecture(("ArceeForCausalLM",), True, _read_plain_mlp),
     "bailingmoe2": Architecture(("BailingMoeV2ForCausalLM",), False, read_bailing_moe_v2, partial_rope=True),
-    "bloom": Architecture(("BloomForCausalLM",), False, _read_bloom),
+    "bloom": Architecture(("BloomForCausalLM",), False, read_bloom),
     "chatglm": Architecture(("GlmForCausalLM",), False, _read_biases, partial_rope=True),
     "cohere2": Architecture(("Cohere2ForCausalLM",), False, _read_cohere2),
     "command-r": Architecture(("CohereForCausalLM",), False, _read_cohere),
@@ -488,18 +303,18 @@ ARCHITECTURES = {
     "exaone-moe": Architecture(
         ("ExaoneMoeForCausalLM",), False, lambda given: {**_read_exaone4(given), **read_exaone_moe(given)}
     ),
-    "falcon": Architecture(("FalconForCausalLM",), False, _read_falcon),
+    "falcon": Architecture(("FalconForCausalLM",), False, read_falcon),
     "falcon-h1": Architecture(("FalconH1ForCausalLM",), False, read_falcon_h1, has_factors=True),
-    "gemma": Architecture(("GemmaForCausalLM",), False, _read_gemma1),
-    "gemma2": Architecture(("Gemma2ForCausalLM",), False, _read_gemma2),
-    "gemma3": Architecture(("Gemma3ForCausalLM",), False, _read_gemma3),
+    "gemma": Architecture(("GemmaForCausalLM",), False, read_gemma1),
+    "gemma2": Architecture(("Gemma2ForCausalLM",), False, read_gemma2),
+    "gemma3": Architecture(("Gemma3ForCausalLM",), False, read_gemma3),
     "gemma3n": Architecture(("Gemma3nForCausalLM",), False, read_gemma3n, sizes_by_layer=True),
     "gemma4": Architecture(("Gemma4ForCausalLM",), False, read_gemma4, sizes_by_layer=True),
     "glm-dsa": Architecture(("GlmMoeDsaForCausalLM",), False, read_glm_dsa, partial_rope=True, yarn_mscale=True),
     "glm4": Architecture(("Glm4ForCausalLM",), False, _read_biases, partial_rope=True),
     "glm4moe": Architecture(("Glm4MoeForCausalLM", "SolarOpenForCausalLM"), False, read_glm4_moe, partial_rope=True),
-    "gpt2": Architecture(("GPT2LMHeadModel",), False, _read_gpt2),
-    "gptneox": Architecture(("GPTNeoXForCausalLM",), False, _read_gpt_neox, partial_rope=True),
+    "gpt2": Architecture(("GPT2LMHeadModel",), False, read_gpt2),
+    "gptneox": Architecture(("GPTNeoXForCausalLM",), False, read_gpt_neox, partial_rope=True),
     "gpt-oss": Architecture(("GptOssForCausalLM",), False, read_gpt_oss),
     "granite": Architecture(("GraniteForCausalLM",), True, _read_granite),
     "granitehybrid": Architecture(
@@ -527,7 +342,7 @@ ARCHITECTURES = {
     "minimax-m2": Architecture(("MiniMaxM2ForCausalLM",), False, read_minimax_m2, partial_rope=True),
     "mistral3": Architecture(("Ministral3ForCausalLM", "MistralForCausalLM"), True, _read_mistral3, yarn_mscale=True),
     "mistral4": Architecture(("Mistral4ForCausalLM",), False, read_mistral4, partial_rope=True, yarn_mscale=True),
-    "mpt": Architecture(("MptForCausalLM",), False, _read_mpt),
+    "mpt": Architecture(("MptForCausalLM",), False, read_mpt),
     "nemotron": Architecture(("NemotronForCausalLM",), False, _read_nemotron, partial_rope=True),
     "nemotron_h": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
     "nemotron_h_moe": Architecture(("NemotronHForCausalLM",), False, read_nemotron_h, sizes_by_layer=True),
@@ -536,7 +351,7 @@ ARCHITECTURES = {
     "olmoe": Architecture(
         ("OlmoeForCausalLM",), False, lambda given: {**_read_biases(given), **read_experts(given.keys)}
     ),
-    "phi2": Architecture(("PhiForCausalLM",), False, _layer_norm_eps, partial_rope=True),
+    "phi2": Architecture(("PhiForCausalLM",), False, layer_norm_eps, partial_rope=True),
     "phi3": Architecture(("Phi3ForCausalLM",), False, _read_phi3, partial_rope=True),
     "phimoe": Architecture(("PhimoeForCausalLM",), False, read_phimoe),
     "qwen2": Architecture(("Qwen2ForCausalLM",), False, lambda given: {}),
@@ -556,7 +371,7 @@ ARCHITECTURES = {
     "seed_oss": Architecture(("SeedOssForCausalLM",), False, _read_seed_oss),
     "smollm3": Architecture(("SmolLM3ForCausalLM",), True, _read_smollm3),
     "stablelm": Architecture(("StableLmForCausalLM",), False, _read_stablelm, partial_rope=True),
-    "starcoder": Architecture(("GPTBigCodeForCausalLM",), False, _read_gpt_bigcode),
+    "starcoder": Architecture(("GPTBigCodeForCausalLM",), False, read_gpt_bigcode),
     "starcoder2": Architecture(("Starcoder2ForCausalLM",), False, _read_starcoder2),
 }
 """By `general.architecture`. Files of Mistral models have `llama`."""

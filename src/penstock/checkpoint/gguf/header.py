@@ -79,6 +79,7 @@ class StringArray:
             index = bisect_left(self._firsts, place)
             if index < len(self) and self._firsts[index] == place:
                 return index
+            # The length and text of another string may lie within one.
             place = self._content.find(stored, place + 1)
         return None
 
@@ -165,6 +166,7 @@ class _Cursor:
 
     def __init__(self, file: Path, content: memoryview) -> None:
         self.file, self._content, self.at = file, content, 0
+        # One bound for all reads: no count in the file can make this process read more.
         self._end = min(len(content), _MAX_HEADER_BYTES)
 
     def take(self, size: int) -> int:
@@ -228,6 +230,7 @@ def _read_start(cursor: _Cursor) -> tuple[int, int]:
         raise CheckpointError(f"{cursor.file} is not a GGUF file: it does not begin with {_MAGIC.decode()}")
     version = cursor.number(_UINT32)
     if version not in _VERSIONS:
+        # The bytes of a small number in the other order.
         if version and version & 0xFFFF == 0:
             raise CheckpointError(
                 f"{cursor.file} is a big-endian GGUF file; only little-endian ones are supported: convert it with "

@@ -112,3 +112,8 @@ class Given:
     def has(self, tensor: str) -> bool:
         """Whether any layer has a tensor of this name."""
         return any(self.layers_with(tensor))
+
+
+def layer_norm_eps(given: Given) -> dict[str, Any]:
+    """The epsilon of the norms under the key of layer norms."""
+    return {"layer_norm_eps": given.config["rms_norm_eps"], "rms_norm_eps": None}

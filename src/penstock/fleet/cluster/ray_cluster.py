@@ -69,6 +69,7 @@ class RayCluster:
                 f"no Ray cluster answers at {address}: {str(error).rstrip('.')}. Start one with `ray start --head`, "
                 "and name it by the address that this prints"
             ) from error
+        # One thread, so that the calls about an engine run in the order in which they were made.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray-calls")
         self.listener = SecureListener(host or _own_address(self.ray, address))
 
@@ -91,6 +92,7 @@ class RayCluster:
         """Set an engine's threads and device to the resources reserved for it."""
         threads = config.model.threads or max(1, int(self.resources.get("CPU", 1))) * self.nodes_per_engine
         cache = config.cache
+        # Ray reserves memory, but limits nothing: the engine itself has to stay within it.
         if cache.max_memory is None and "memory" in self.resources:
             cache = replace(cache, max_memory=int(self.resources["memory"]) * self.nodes_per_engine)
         return replace(config, model=replace(config.model, threads=threads), cache=cache)
@@ -102,6 +104,7 @@ class RayCluster:
     def place(self, launch: Launch) -> "Placed":
         """Reserve an engine's resources and create its hosts once there is room. To be run by `submit`."""
         count, version = self.nodes_per_engine, own_version()
+        # An engine on several nodes gets as many different ones: two of its parts on one would share its memory.
         strategy = "STRICT_SPREAD" if count > 1 else "PACK"
         group = self.ray.util.placement_group([self.resources] * count, strategy=strategy)
         host = self._in_bundle(group, 0, EngineHost).remote(
@@ -223,6 +226,7 @@ class RayLink:
             placed = await asyncio.wrap_future(self._placing)
             self.node, self.pid = await self._warn_if_slow(_result(placed.host.whereabouts.remote()))
             self._placed.set()
+            # Whichever comes first: a host that is unreachable can report no end.
             ended, cut = asyncio.ensure_future(_result(placed.host.exited.remote())), asyncio.ensure_future(self._cut())
             others = [asyncio.ensure_future(_result(host.one_ended.remote())) for host in placed.others]
             gave_up = asyncio.ensure_future(self._gave_up.wait())
@@ -299,6 +303,8 @@ class RayLink:
             self._following.cancel()
         if not self._is_destroyed:
             self._is_destroyed = True
+            # After the placement, which is in the same queue: an engine that still waits for room is placed, and given
+            # back.
             self._cluster.submit(lambda: self._cluster.give_back(self._placing.result()))
 
 

@@ -66,6 +66,7 @@ def _mono(sound: OpenedSound, max_seconds: float) -> Iterator[Samples]:
     count = 0
     for block in sound.blocks:
         count += len(block)
+        # Again as it is decoded: the header may say less than follows.
         _check_length(sound, count, max_seconds)
         yield block.mean(1, dtype=np.float32)
 
@@ -84,6 +85,7 @@ def _open_wav(data: bytes) -> OpenedSound:
             # streams write a length of 0, or one beyond the file's end: all that follows is sound
             is_streamed = not size and not _is_chunk(data, at + 8)
             return _wav_sound(form, memoryview(data)[at + 8 :] if is_streamed else content)
+        # RIFF pads chunks to even lengths.
         at += 8 + size + size % 2
     raise SoundError("the WAV file is damaged: it has no format or no data")
 

@@ -98,7 +98,7 @@ class Placeholders(ABC):
             )
 
     def with_placeholders(self, text: str) -> str:
-        """A rendered prompt with what the processor puts around each image, and one placeholder an image."""
+        """The rendered prompt with the processor's tokens around each image, and one placeholder per image."""
         return text if self._in_text == self.marker else text.replace(self.marker, self._in_text)
 
     def bare_prompt(self, parts: Sequence[str | ImageSource], param: str) -> str:

@@ -93,6 +93,7 @@ class MediaReader:
             EngineError: there is no process to read it.
         """
         content, is_base64 = self._content_of(source)
+        # With the namespace: how fast an answer comes must not tell a tenant what another has sent.
         key = (namespace, source.is_low, hashlib.sha256(content).digest())
         picture = self._kept.find(key)
         if picture is None:
@@ -152,6 +153,7 @@ def _of_data_url(url: str, source: ImageSource) -> str:
     field, what = source.field, source.what
     kind_of_media = source.part["type"]
     comma = url.find(",", 0, _LONGEST_HEAD)
+    # Of the head alone: a URL may have megabytes, and lower() copies.
     kind, *parameters = url[: max(comma, 0)].lower().removeprefix("data:").split(";")
     if comma < 0 or not url[:5].lower() == "data:":
         raise InvalidRequestError(f"{field}: the {what}'s URL must begin with data:{kind_of_media}/...;base64,", field)

@@ -119,6 +119,7 @@ class ImageURLs:
             event = connection.next_event()
             if event is h11.NEED_DATA:
                 connection.receive_data(await reader.read(_PIECE))
+            # Redirects, too, are not followed: their target was not checked.
             elif isinstance(event, h11.Response) and event.status_code != 200:
                 raise _RefusedError(f"the image's host answered with status {event.status_code}")
             elif isinstance(event, h11.Data):
@@ -157,6 +158,7 @@ def _place(url: str) -> _Place:
     if not host or parts.username is not None or not url.isascii() or not url.isprintable() or " " in url:
         raise _RefusedError("the URL must be plain ASCII with a host, and without a user")
     path = parts.path or "/"
+    # The host may resolve them to a path that no prefix covers.
     if any(piece in (".", "..") for piece in unquote(path).replace("\\", "/").split("/")):
         raise _RefusedError("the URL's path must not have . or .. in it")
     return _Place(host, port, f"{path}?{parts.query}" if parts.query else path)

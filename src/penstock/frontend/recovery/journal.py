@@ -26,7 +26,7 @@ from penstock.api.request import SequenceOutput
 from penstock.errors import ConfigError, JournalUnavailableError
 from penstock.frontend.metrics import Metrics
 from penstock.frontend.recovery.journal_file import JournalFile
-from penstock.frontend.recovery.journal_rows import Batch, Damage, Entry, Row
+from penstock.frontend.recovery.journal_rows import Damage, Entry, JournalBatch, Row
 from penstock.frontend.recovery.recent_responses import StoredResponse
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Journal:
         """
         self._retry_seconds = retry_seconds
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._batch = Batch()
+        self._batch = JournalBatch()
         self._timer: asyncio.TimerHandle | None = None
         self._metrics = Metrics()
         self._reported: dict[str, int] = {}
@@ -66,7 +66,8 @@ class Journal:
         except BaseException:
             self._thread.shutdown()
             raise
-        self._note(self._thread.submit(self._file.write, Batch()).exception())
+        # A first, empty write: a full disk is known before the server says that it is ready.
+        self._note(self._thread.submit(self._file.write, JournalBatch()).exception())
 
     def start(self, metrics: Metrics) -> None:
         """Report to these metrics from now on, and retry failed writes. Must be called in the event loop."""
@@ -93,7 +94,7 @@ class Journal:
 
     def withdraw(self, request_ids: Sequence[str]) -> None:
         """Remove requests that were refused after all, without a trace."""
-        self._batch.merge(Batch(withdrawn=set(request_ids)))
+        self._batch.merge(JournalBatch(withdrawn=set(request_ids)))
         self._write_soon(FLUSH_SECONDS)
 
     def set_aside_outputs(self, request_id: str, reason: str) -> None:
@@ -152,8 +153,8 @@ class Journal:
         if self.write_error is not None:
             self._write_soon(self._retry_seconds)
 
-    def _take(self) -> Batch:
-        batch, self._batch = self._batch, Batch()
+    def _take(self) -> JournalBatch:
+        batch, self._batch = self._batch, JournalBatch()
         return batch
 
     def _note(self, error: BaseException | None) -> None:
@@ -214,12 +215,12 @@ class Journal:
 
     def _read_at_start(self, read: Callable[[], T]) -> T:
         try:
-            found = self._thread.submit(read).result()
+            rows = self._thread.submit(read).result()
         except (sqlite3.Error, OSError) as error:
             raise ConfigError(f"the journal cannot be read: {error}") from None
         self._report()
         self._write_soon(FLUSH_SECONDS)  # moves damaged rows
-        return found
+        return rows
 
     async def close(self) -> None:
         """Write the rest, and close the file."""

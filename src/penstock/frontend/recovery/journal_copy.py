@@ -131,10 +131,10 @@ def _merge_log(path: Path, copy: Path) -> None:
         file.truncate(max(-(-file.seek(0, os.SEEK_END) // PAGE), 1) * PAGE)
         file.seek(_FORMAT_AT)
         file.write(b"\1\1")
-        _write_size(copy, file.fileno())
+        _write_size(file.fileno())
 
 
-def _write_size(copy: Path, file: int) -> None:
+def _write_size(file: int) -> None:
     """Write the number of pages into the header; SQLite believes it if the counters of changes agree."""
     os.pwrite(file, (os.fstat(file).st_size // PAGE).to_bytes(4, "big"), _SIZE_AT)
     os.pwrite(file, os.pread(file, 4, 24), 92)
@@ -158,6 +158,6 @@ def _write_schema(copy: Path) -> None:
         with copy.open("r+b") as file:
             file.write(new.read_bytes()[:PAGE])
             file.flush()
-            _write_size(copy, file.fileno())
+            _write_size(file.fileno())
     finally:
         new.unlink(missing_ok=True)

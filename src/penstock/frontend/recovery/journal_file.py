@@ -39,9 +39,9 @@ from penstock.frontend.recovery.journal_rows import (
     SET_VERSION,
     TABLES,
     VERSION,
-    Batch,
     Damage,
     Entry,
+    JournalBatch,
     add_outputs,
     decode_record,
     delete_ended,
@@ -75,7 +75,7 @@ class JournalFile:
         self._path = path
         self._kept_seconds = kept_seconds
         self.num_damaged = {"request": 0, "result": 0, "tokens": 0, "response": 0}
-        self._unwritten = Batch()
+        self._unwritten = JournalBatch()
         self._writes = 0
         self._part = 0
         self._prepared = False
@@ -209,7 +209,9 @@ class JournalFile:
                     new.execute(statement)
                 _set_version(new)
                 self._part += 1
+                # A part number above all salvaged ones: rows that are written from now on come after them.
                 salvaged = salvage(old, new, self._part)
+        # Only now, with the copy complete on disk: a crash before leaves the old file, one after both.
         kept = move_aside(self._path)
         self._database.close()  # before its name is reused: closing removes the log of that name
         repaired.rename(self._path)
@@ -239,7 +241,7 @@ class JournalFile:
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, batch: JournalBatch) -> None:
         """Queue a batch for the next write."""
         self._unwritten.merge(batch)
 
@@ -249,7 +251,7 @@ class JournalFile:
         batch = self._unwritten
         return len({*batch.rows, *batch.outputs, *batch.ended})
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: JournalBatch) -> None:
         """Write all queued rows in one transaction; after a failure the next call retries.
 
         Raises:
@@ -258,11 +260,12 @@ class JournalFile:
         """
         self.keep(batch)
         self._unless_damaged(self._write)
-        self._unwritten = Batch()
+        self._unwritten = JournalBatch()
 
     def _write(self) -> None:
         if not self._prepared:
             self._prepare()
+        # SQLite would go on writing to a file without a name, and say nothing.
         self._stay_in_place()
         batch, database = self._unwritten, self._database
         self._part += 1

@@ -54,6 +54,7 @@ def is_unreadable_journal(path: Path) -> bool:
     if not path.exists() or begins_like_a_database(path):
         return False
     log = path.with_name(f"{path.name}-wal")
+    # SQLite keeps a log beside a database alone, so the file was one.
     if log.exists() and log.stat().st_size:
         return True
     with path.open("rb") as file:
@@ -140,6 +141,7 @@ def _mended(row: Any, calls: dict[Any, Any], ends: dict[Any, Any]) -> Any:
     request_id, call, alias, position, accepted, ended, blob = row
     recorded = recorded_request(blob)
     request_id = request_id if recorded is None else recorded.request_id
+    # The index is a second copy, on other pages.
     if request_id in calls and calls[request_id] in calls:
         call = calls[request_id]
     other = ends.get(request_id, ended)
@@ -214,6 +216,7 @@ def _read_table(database: sqlite3.Connection, table: str, key: str, types: tuple
         rows, is_broken = _read(database, f"SELECT * FROM {table} NOT INDEXED ORDER BY {order}")
         return [row for row in rows if all(map(isinstance, row, types))], is_broken
 
+    # From both ends: a malformed page in the middle hides only the rows around it.
     before, is_broken = read(key)
     if not is_broken:
         return _Table(before, [], False)

@@ -108,7 +108,7 @@ class Damage:
 
 
 @dataclass(slots=True)
-class Batch:
+class JournalBatch:
     """Rows of one transaction, in the order of writing."""
 
     damage: list[Damage] = field(default_factory=list)
@@ -127,7 +127,7 @@ class Batch:
         requests = self.damage or self.rows or self.outputs or self.ended or self.withdrawn
         return not (requests or self.responses or self.damaged_responses)
 
-    def merge(self, later: "Batch") -> None:
+    def merge(self, later: "JournalBatch") -> None:
         """Append a later batch."""
         self.damage += later.damage
         self.rows |= later.rows

@@ -79,6 +79,7 @@ class JournaledCalls:
             try:
                 await self._journal.flush()
             except JournalUnavailableError:
+                # Nothing may remain of it: its caller gets an error and will send it again.
                 request_ids = [item.request.request_id for item in accepted]
                 self._open_requests.withdraw(request_ids)
                 self._journal.withdraw(request_ids)
@@ -108,7 +109,9 @@ class JournaledCalls:
         request = output_processor.request
         admitted = self._admission.restore(request)
         resumed = OpenRequest(request, output_processor=output_processor, admitted=admitted)
+        # Opened even if it ends at once: so its ending gets into the journal like any other.
         self._open_requests.begin_request(resumed)
+        # Other weights would go on with other tokens; less memory may not hold it any more.
         if entry.record.model != model or not self._input_processor.fits(request):
             self._open_requests.end_request(resumed, FinishReason.ERROR, ANOTHER_MODEL)
             return
@@ -133,10 +136,12 @@ class JournaledCalls:
         Raises:
             InvalidRequestError: there is no such call, or its requests were different.
         """
-        asked = [(item.request, item.params) for item in accepted]
-        found, deltas = await self._replay.catch_up_call(name, accepted[0].request.tenant, asked)
-        request_stream = RequestStream(self._open_requests.leave, found, True, self._max_unread_tokens, deltas)
-        for position, output_processor in enumerate(found):
+        repeated = [(item.request, item.params) for item in accepted]
+        output_processors, deltas = await self._replay.catch_up_call(name, accepted[0].request.tenant, repeated)
+        request_stream = RequestStream(
+            self._open_requests.leave, output_processors, True, self._max_unread_tokens, deltas
+        )
+        for position, output_processor in enumerate(output_processors):
             open_request = self._open_requests.find(output_processor.request.request_id)
             if open_request is not None:
                 open_request.readers.append((request_stream, position))

@@ -130,6 +130,7 @@ class RecentResponses:
                 found = None if found.parent is None else self._find(tenant, found.parent)
             lineages.append(lineage)
         for lineage in reversed(lineages):  # a later one may end at an ancestor in an earlier one
+            # Ancestors last: a chain loses its newest response first, and never one in the middle.
             for id in lineage:
                 self._tenants[tenant].responses.move_to_end(id)
 
@@ -191,6 +192,7 @@ class RecentResponses:
 
     def _evict(self) -> None:
         while self.num_bytes > self.max_bytes:
+            # Of whoever holds most: no tenant can push out the responses of others.
             tenant = max(self._tenants, key=lambda name: self._tenants[name].num_bytes)
             self._remove(tenant, next(iter(self._tenants[tenant].responses)))
         self._report()

@@ -49,6 +49,7 @@ class RequestReplay:
             reason = "they end the request, which has not ended"
         except Exception as error:  # valid MessagePack, but not what an engine sends
             reason = f"they cannot be put together: {error!r}"
+        # Computed again from the request alone, they are the same tokens.
         journal.set_aside_outputs(entry.record.request.request_id, reason)
         entry.outputs = []
         return rebuild(entry, self._tokenizer)
@@ -61,6 +62,7 @@ class RequestReplay:
         for _ in range(READINGS):
             entries = [e for e in await self._journal.find(name) if e.record.request.tenant == tenant]
             pairs = [(entry, self._live(entry.record.request.request_id)) for entry in entries]
+            # Either in flight here or ended on disk; neither means that it changed while the file was read.
             if all(live is not None or entry.ended is not None for entry, live in pairs):
                 break
             # a request ended during the read and is in the journal now; or the engine was lost with all requests
@@ -84,18 +86,18 @@ class RequestReplay:
         Raises:
             InvalidRequestError: there is no such call, or its prompts, images or parameters differ.
         """
-        found = await self.look_up(name, tenant)
-        recorded = [(entry.record.request, entry.record.params) for entry, _ in found]
+        call = await self.look_up(name, tenant)
+        recorded = [(entry.record.request, entry.record.params) for entry, _ in call]
         if [(_content(request), params) for request, params in asked] != [
             (_content(request), params) for request, params in recorded
         ]:
             raise InvalidRequestError("Last-Event-ID names no known call with the same prompts and parameters")
         deltas = [
             (position, delta)
-            for position, (entry, output_processor) in enumerate(found)
+            for position, (entry, output_processor) in enumerate(call)
             for delta in catch_up(entry, output_processor, self._tokenizer)
         ]
-        return [output_processor for _, output_processor in found], deltas
+        return [output_processor for _, output_processor in call], deltas
 
 
 def _content(request: Request) -> tuple[tuple[int, ...], list[bytes]]:

@@ -48,6 +48,7 @@ class PackedCache:
         return self.blocks.nbytes
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        # numpy reads all sources before it writes, so a block may be both source and target.
         sources, targets = np.array(pairs).T
         self.blocks[targets] = self.blocks[sources]
 
@@ -141,6 +142,7 @@ class AttentionKernels:
                 raise NoNativeKernelError(gap)
         num_blocks = shapes[0].num_blocks
         ends = [0, *itertools.accumulate(map(_block_bytes, shapes))]
+        # Kernels load whole vectors, beyond the end of the last block, too.
         memory = self._allocator.zeros(num_blocks * ends[-1] + _PADDING)
         blocks = memory[:-_PADDING].reshape(num_blocks, ends[-1])
         layers = tuple(

@@ -179,6 +179,7 @@ def paged_attention(
     """
     dtype = queries.dtype
     if cache.key_scales is not None:
+        # Like the keys in the cache: products of transformed rows are those of the rows, times `hadamard_size`.
         integers, steps = to_int8(hadamard(queries.float()))
         queries = (integers * steps.unsqueeze(-1)).to(dtype)
     elif cache.key.dtype == torch.bfloat16:
@@ -192,6 +193,7 @@ def paged_attention(
         ends = None if seen_ends is None else seen_ends[part] - chunk.first
         _prompt(queries[part], cache, chunk, scale, seen, soft_cap, sinks, position_bias, ends, out[part])
     if cache.key_scales is not None:
+        # The cache has the values transformed, too; a second transform gives them back.
         out = hadamard(out.float()).to(dtype)
     return out.flatten(1)
 
@@ -224,6 +226,7 @@ def to_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     usable = (largest >= 1e-30) & (largest <= 3e38)
     factor = torch.where(usable, 127.0 / largest, 0.0)
     integers = (rows * factor.unsqueeze(-1)).nan_to_num_().round_().to(torch.int8)
+    # Integers cannot be NaN or infinite, so the row's scale has to tell.
     poison = (rows * 0.0).sum(-1)
     return integers, torch.where(usable, largest / 127.0, 0.0) + poison
 
@@ -275,24 +278,16 @@ def _prompt(
     seq_len = chunk.start + query_len
     by_head = (num_kv_heads, num_heads // num_kv_heads, -1, head_dim)
     table = chunk.block_table.unsqueeze(0)
-    key = (
-        _gather(cache.key, cache.key_scales, table, seq_len, query.dtype)[0]
-        .transpose(0, 1)
-        .unsqueeze(1)
-        .expand(by_head)
-    )
-    value = (
-        _gather(cache.value, cache.value_scales, table, seq_len, query.dtype)[0]
-        .transpose(0, 1)
-        .unsqueeze(1)
-        .expand(by_head)
+    key, value = (
+        _gather(entries, scales, table, seq_len, query.dtype)[0].transpose(0, 1).unsqueeze(1).expand(by_head)
+        for entries, scales in ((cache.key, cache.key_scales), (cache.value, cache.value_scales))
     )
     by_query = None if sinks is None else sinks.view(*by_head[:2], 1, 1)
+    # torch's fused attention takes a mask and nothing else; otherwise the scores of all heads are in memory.
     fused = soft_cap is None and sinks is None and position_bias is None
     scores_each = seq_len * (1 if fused else num_heads)
-    queries = query.reshape(query_len, *by_head[:2], head_dim).permute(
-        1, 2, 0, 3
-    )  # [num_kv_heads, heads of one, query_len, head_dim]
+    # [num_kv_heads, heads of one key head, query_len, head_dim]
+    queries = query.reshape(query_len, *by_head[:2], head_dim).permute(1, 2, 0, 3)
     target = out.view(query_len, *by_head[:2], head_dim).permute(1, 2, 0, 3)
     for first, last in _slices(query_len, scores_each):
         places = np.arange(chunk.start + first, chunk.start + last)

@@ -39,6 +39,7 @@ class PackedExperts:
         self._activation = _activation_of(gate_up[0])
         gates, ups = zip(*map(_gate_and_up, gate_up), strict=True)
         self._tables = [None if not any(gates) else _handles(gates), _handles(ups), _handles(down)]
+        # The kernel reads the format of the first expert for all, unless they differ.
         self._is_mixed = not (_alike(gate_up) and _alike(down))
 
     @property
@@ -62,6 +63,7 @@ class PackedExperts:
             assert shared.dtype == x.dtype
             assert shared.stride(1) == 1
             own = self._collective.ranks.own(shared.shape[1])
+            # The kernel adds the shared expert's result to this rank's columns alone.
             assert len(own) == self._rows
             shared_place = shared.data_ptr() + own.start * shared.dtype.itemsize
         out = empty_rows(x, (self._rows,), x.dtype)

@@ -88,12 +88,13 @@ class PackedWeight:
         kinds = {str(kind): kind for kind in {self._weight.kind, *_WIDER.get(self._weight.kind, ())}}
         if packed.form not in kinds or len(packed.parts) != 2:
             return False
-        made = WeightStruct.from_buffer_copy(self._weight)
-        made.kind = kinds[packed.form]
-        sizes = (self._weight_bytes(ctypes.addressof(made)), 4 * self._num_row_scales)
+        adopted = WeightStruct.from_buffer_copy(self._weight)
+        adopted.kind = kinds[packed.form]
+        sizes = (self._weight_bytes(ctypes.addressof(adopted)), 4 * self._num_row_scales)
+        # A file of another build, whose layout has other sizes: the weight is packed anew.
         if tuple(part.nbytes for part in packed.parts) != sizes:
             return False
-        self._weight.kind = made.kind
+        self._weight.kind = adopted.kind
         self._hold(packed.parts[0], packed.parts[1].view(np.float32))
         return True
 
@@ -139,10 +140,12 @@ class PackedWeight:
             "a bfloat16 matrix of %d x %d cannot be compressed to 12 bits per weight: using 16", self.rows, self.columns
         )
         assert self._row_scales is not None
+        # Of the rows packed so far, too: one weight has one layout.
         wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns, x_bytes=1)
         handle = ctypes.addressof(wide)
         data = self._allocator.zeros(self._weight_bytes(handle), for_weights=True)
         wide.data = data.ctypes.data
+        # In pieces: all rows at once would need the matrix in floating point beside both packed forms.
         for first in range(0, self.rows, _ROWS_WIDENED):
             rows = self.lookup(Array(np.arange(first, min(first + _ROWS_WIDENED, self.rows))))
             self._pack(handle, first, len(rows), rows.data_ptr(), native.dtype_code(rows.dtype), *(4 * [None]))

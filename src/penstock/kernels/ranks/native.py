@@ -69,7 +69,7 @@ class SharedMemoryCollective:
         )
         call(self._library, x, made)
 
-    def share(self, message: bytes) -> bytes:
+    def broadcast(self, message: bytes) -> bytes:
         """Broadcast rank 0's message, of any length, to every rank; other ranks' arguments are ignored.
 
         Raises:
@@ -97,7 +97,7 @@ class SharedMemoryCollective:
         if self._meet(self.handle) == LOST:
             raise DeviceLostError(LOST_WORDS)
 
-    def lose(self) -> None:
+    def abort(self) -> None:
         """Note that a rank has ended, and wake the calls that wait for it. Called by another thread."""
         self._lose(self.handle)
 

@@ -45,7 +45,7 @@ def plan_runs(batch: Batch, block_size: int) -> list[Run]:
         batch.column(name).tolist() for name in ("query_start", "seq_lens", "table_start", "blocks")
     )
     branches = batch.branches
-    found = []
+    runs = []
     for seq, length in enumerate(seq_lens):
         table = blocks[table_start[seq] : table_start[seq + 1]]
         offset = first_row[seq + 1] - length  # from a position to its row
@@ -55,11 +55,11 @@ def plan_runs(batch: Batch, block_size: int) -> list[Run]:
         if branches is not None and branches[0, seq] != NO_BRANCH:
             branch, own = int(branches[0, seq]), position + int(branches[1, seq])
         for target, end in _stretches(table, position, own, block_size):
-            found.append(Run(slice(position + offset, end + offset), source, target))
+            runs.append(Run(slice(position + offset, end + offset), source, target))
             position, source = end, target
         if position < length:
-            found.append(Run(slice(position + offset, length + offset), source, branch))
-    return found
+            runs.append(Run(slice(position + offset, length + offset), source, branch))
+    return runs
 
 
 def _stretches(table: list[int], start: int, length: int, block_size: int) -> Iterator[tuple[int, int]]:
@@ -90,6 +90,7 @@ def causal_conv(
         values = values * part(columns.before)
     out = torch.empty_like(values)
     for run in batch.derived(plan_runs, state.block_size):
+        # The state has the last tokens before the run.
         known = torch.cat((_before(state, run), values[run.rows]))
         count = run.rows.stop - run.rows.start
         total = torch.zeros_like(values[run.rows]) if weight.bias is None else weight.bias.expand(count, -1)
@@ -127,6 +128,7 @@ def gated_delta_rule(
         memory = _matrices(_before(state, run), shape.value_dim)
         for row in range(run.rows.start, run.rows.stop):
             memory = memory * decay[row, :, :, None]
+            # The value that the state has for this key: only its difference to the new one is added.
             known = (memory * key[row, :, :, None]).sum(1)
             delta = (value[row] - known) * rate[row, :, None]
             memory = memory + key[row, :, :, None] * delta[:, None]

@@ -52,12 +52,13 @@ def kimi_linear_spec(config: HFConfig) -> ModelSpec:
         dense.layer(index, mixer, mixture if has else None)
         for index, (mixer, has) in enumerate(zip(mixers, sparse, strict=True))
     )
+    # As `transformers` names MLPs when it saves a model.
     resaved = tuple(
         (f"model.layers.{index}.block_sparse_moe.{part}.", f"model.layers.{index}.mlp.{part}.")
         for index, has in enumerate(sparse)
         for part in ("gate_proj", "up_proj", "down_proj")
         if not has
-    )  # as `transformers` names MLPs when it saves a model
+    )
     return replace(dense.model, layers=layers, names=replace(dense.model.names, prefixes=resaved))
 
 

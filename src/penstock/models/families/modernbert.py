@@ -5,6 +5,8 @@ x += attention(norm(x))                         both ways; two of three layers o
 x += mlp(norm(x))                               gelu for silu
 """
 
+from collections.abc import Iterator
+
 from penstock.checkpoint.encoder_config import Pooling
 from penstock.layers.attention import AttentionNames, AttentionSpec
 from penstock.layers.encoder_head import DenseSpec
@@ -33,48 +35,30 @@ def modernbert_spec(config: HFConfig) -> ModelSpec:
     def norm(name: str) -> NormSpec:
         return layer_norm(name, hidden, eps, bias=bias)
 
-    every = config.size("global_attn_every_n_layers", 3)
-    window = config.size("local_attention", 128) // 2 + 1
-    windows = config.layer_windows(num_layers, window, lambda index: index % every > 0)
-    ropes = _ropes(config, hidden // heads, max_position)
-    attention_bias, mlp_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
     mlp = GatedMLPSpec(
         hidden,
         config.size("intermediate_size"),
-        bias=mlp_bias,
+        bias=config.get("mlp_bias", False),
         activation=activation_of(config, "hidden_activation"),
         gate_up=("mlp.Wi",),
         down="mlp.Wo",
     )
-    layers = []
-    for index, layer_window in enumerate(windows):
-        attention = AttentionSpec(
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=heads,
-            head_dim=hidden // heads,
-            scale=(hidden // heads) ** -0.5,
-            rope=ropes["full_attention" if layer_window is None else "sliding_attention"],
-            window=layer_window,
-            qkv_bias=attention_bias,
-            output_bias=attention_bias,
-            bidirectional=True,
-            names=AttentionNames(qkv=("attn.Wqkv",), output="attn.Wo"),
+    layers = tuple(
+        LayerSpec(
+            name=f"model.layers.{index}",
+            # The embeddings are normalized already.
+            mixer=SubLayer(attention, norm("attn_norm") if index else None),
+            feed_forward=SubLayer(mlp, norm("mlp_norm")),
         )
-        layers.append(
-            LayerSpec(
-                name=f"model.layers.{index}",
-                mixer=SubLayer(attention, norm("attn_norm") if index else None),
-                feed_forward=SubLayer(mlp, norm("mlp_norm")),
-            )
-        )
+        for index, attention in enumerate(_attentions(config, num_layers, max_position))
+    )
     is_scored = is_classifier(config)
     return ModelSpec(
         dtype=config.dtype(),
         vocab_size=config.size("vocab_size", 50368),
         hidden_size=hidden,
         max_position=max_position,
-        layers=tuple(layers),
+        layers=layers,
         final_norm=norm("model.final_norm"),
         names=ModelNames(
             embedding="model.embeddings.tok_embeddings",
@@ -88,6 +72,28 @@ def modernbert_spec(config: HFConfig) -> ModelSpec:
             head=_head(config, hidden, norm("head.norm")) if is_scored else (),
         ),
     )
+
+
+def _attentions(config: HFConfig, num_layers: int, max_position: int) -> Iterator[AttentionSpec]:
+    """The attention of each layer: both ways, over a window or over the whole text."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    bias = config.get("attention_bias", False)
+    every, window = config.size("global_attn_every_n_layers", 3), config.size("local_attention", 128) // 2 + 1
+    ropes = _ropes(config, hidden // heads, max_position)
+    for layer_window in config.layer_windows(num_layers, window, lambda index: index % every > 0):
+        yield AttentionSpec(
+            hidden_size=hidden,
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_dim=hidden // heads,
+            scale=(hidden // heads) ** -0.5,
+            rope=ropes["full_attention" if layer_window is None else "sliding_attention"],
+            window=layer_window,
+            qkv_bias=bias,
+            output_bias=bias,
+            bidirectional=True,
+            names=AttentionNames(qkv=("attn.Wqkv",), output="attn.Wo"),
+        )
 
 
 def _ropes(config: HFConfig, head_dim: int, max_position: int) -> dict[str, RopeConfig]:

@@ -109,6 +109,7 @@ class _Mapped:
         stored = self._content[info.first : info.first + info.nbytes].reshape(info.shape[0], row_bytes)
         if head_dim is None:
             return stored[first:last]
+        # llama.cpp's converter moved the rows for its RoPE; here they go back.
         return stored[interleaved_rows(np.arange(first, last), head_dim)]
 
 
@@ -125,6 +126,7 @@ def gguf_weight_files(file: GGUFFile, spec: ModelSpec, parameters: Iterable[str]
     for name, info in file.tensors.items():
         if name not in used:
             stem, dot, part = name.rpartition(".")
+            # An unknown tensor keeps its name, which may be that of a known one.
             if by_file[info.file].setdefault(f"{ours.get(stem, stem)}{dot}{part}", info) is not info:
                 raise CheckpointError(f"{info.file} holds {name} twice, also as {ours.get(stem, stem)}{dot}{part}")
     interleaved = rotated_projections(spec) if kind.interleaved_rope else {}

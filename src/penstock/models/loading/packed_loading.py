@@ -40,6 +40,7 @@ def load_through_cache(
     found = cache.find(key, start.found)
     if found is not None:
         return make(_lookup_in(found))[0]
+    # Several engines may start at once; one packs, and the others map what it wrote.
     with cache.locked(key) as is_mine:
         found = cache.find(key, start.found)  # the process that held the lock may have written it
         if found is not None:
@@ -53,6 +54,7 @@ def load_through_cache(
 
 def _pack_and_cache(cache: WeightCache, writer: PackedFileWriter, allocator: Allocator, make: Make[ModelT]) -> ModelT:
     """Load the model, packing its weights into the writer's file, and map them from the finished file."""
+    # Packed straight into the file: a copy would need the memory of the weights twice.
     with allocator.in_file(writer.arena):
         model, factory = make(_no_lookup)
         weights, is_finished = _finish(writer, factory)

@@ -32,6 +32,7 @@ class SafetensorsFile:
         self._stored: dict[str, str] = {}
         for name in self._header:
             other = self._stored.setdefault(renamed(name, prefixes), name)
+            # Some checkpoints have a tensor under two names, tied: equal ones are harmless.
             if other != name and not self._are_equal(other, name):
                 raise CheckpointError(
                     f"{path} holds {other} and {name}, which are the same tensor of the model, and differ"

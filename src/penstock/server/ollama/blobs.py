@@ -105,6 +105,7 @@ async def _store(request: Request, blob: Path, digest: str) -> None:
     blob.parent.mkdir(parents=True, exist_ok=True)
     _check_room(int(request.headers.get("content-length", "0")), blob.parent)
     hashed, size = hashlib.sha256(), 0
+    # Beside its place, so that a file under its digest is complete: `os.replace` stays within one disk.
     handle, part = tempfile.mkstemp(prefix=f"{blob.name}.", dir=blob.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -117,6 +118,7 @@ async def _store(request: Request, blob: Path, digest: str) -> None:
                 size += len(piece)
                 if size > MAX_BLOB_BYTES:
                     raise BodyTooLargeError(f"the file is larger than {MAX_BLOB_BYTES} bytes")
+                # Again for each piece: a chunked body has no length, and others write to the disk.
                 _check_room(len(piece), blob.parent)
                 await asyncio.to_thread(write, piece)
         if f"sha256:{hashed.hexdigest()}" != digest:
@@ -135,6 +137,7 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
     arriving, piece = request.stream(), bytearray()
     while True:
         try:
+            # A limit for each piece, not for the whole: gigabytes may take hours.
             piece += await asyncio.wait_for(anext(arriving), seconds)
         except StopAsyncIteration:
             break

@@ -171,6 +171,7 @@ class ChatAnswer(Chunks):
         index = delta.index
         logprobs = self._logprobs(delta.logprobs) if delta.logprobs else None
         chunks = []
+        # OpenAI's first chunk has the role, and no text.
         if index not in self._sent:
             self._sent[index] = _Sent()
             chunks.append(self._chunk(index, {"role": "assistant", "content": ""}, None, None))
@@ -181,6 +182,7 @@ class ChatAnswer(Chunks):
             return self._text_event(index, self._sent[index].separators.before(pieces[0]) + pieces[0].text)
         shown = [(piece, self._delta(index, piece)) for piece in pieces]
         deltas = [piece_delta for piece, piece_delta in shown if self._shows(piece)]
+        # Log-probabilities of tokens without text, such as half a character, still have to be sent.
         for piece_delta in deltas or ([{"content": ""}] if logprobs else []):
             chunks.append(self._chunk(index, piece_delta, logprobs, None))
             logprobs = None

@@ -154,6 +154,7 @@ class ResponsesAnswer:
 
     def end_stream(self, outputs: Sequence[RequestOutput]) -> bytes:
         response = self.complete_body(outputs)
+        # A response has one item at least: clients read the last.
         opening = b"" if self._parts else self._events_of(Text(""), [])
         return (
             opening + self._close(response["status"]) + self._event(f"response.{response['status']}", response=response)

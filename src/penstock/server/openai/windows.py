@@ -80,7 +80,7 @@ async def _ask(call: Call, questions: Sequence[Question], series: Series, *, wat
 
 
 def _name(call: Call, questions: Sequence[Question]) -> str | None:
-    """A name that only questions with equal answers have; None: their answers are random, or no journal keeps them."""
+    """A key shared only by questions with equal answers; None: their answers are random, or there is no journal."""
     if not call.engine.journaled or any(each.params.temperature and each.params.seed is None for each in questions):
         return None
     about = [(each.prompt, each.params, [image.digest for image in each.images]) for each in questions]

@@ -49,6 +49,7 @@ def number_range(schema: Subschema) -> dict[str, int | float]:
     """
     lows, highs = _bounds(schema, "minimum", "exclusiveMinimum"), _bounds(schema, "maximum", "exclusiveMaximum")
     made: dict[str, int | float] = {}
+    # Upper bounds are lower bounds of the negated numbers, so each rule is written once.
     lows, highs = _beyond(lows, highs), _mirrored(_beyond(_mirrored(highs), _mirrored(lows)))
     for value, excluded in lows:
         bound, same = least_number(value, schema.pointer)

@@ -51,7 +51,7 @@ class Rewritten:
     repeats_keys: bool
     """Whether the library would let an object have a key twice."""
     few_keys: bool = False
-    """Whether the keys of an object must match a pattern, so that all of them may be used up."""
+    """Whether a pattern limits the keys of an object, so that it may run out of unused ones."""
     spots: Mapping[str, PartConstraints] = field(default_factory=dict)
     """Facts of each schema, to find arrays with `uniqueItems`; empty if there are none."""
 
@@ -91,6 +91,7 @@ class _Rewriting:
     def run(self) -> Rewritten:
         whole = self._schema(self._root)
         definitions = {}
+        # Each target of a reference once, so that recursive schemas come to an end.
         while self._pending:
             schema = self._pending.pop()
             definitions[self._definitions[schema.pointer]] = self._schema(schema)
@@ -108,6 +109,7 @@ class _Rewriting:
             self._check_multiples(schema)
         made: Keywords = {}
         also: list[Keywords] = []
+        # Once each, as several keywords share a handler.
         for handler in dict.fromkeys(_HANDLERS[name] for name in schema.keywords if name in _HANDLERS):
             handler(self, schema, made, also)
         if also:
@@ -149,6 +151,7 @@ class _Rewriting:
         names = [listed] if isinstance(listed, str) else listed
         if not isinstance(names, list) or not names or not all(name in TYPES for name in names):
             raise SchemaError(schema.path("type"), f"it must be one or some of {', '.join(TYPES)}, not {show(listed)}")
+        # Integers are numbers; the library would take the two for alternatives.
         if "number" in names:
             names = [name for name in names if name != "integer"]
         made["type"] = names[0] if len(names) == 1 else list(dict.fromkeys(map(str, names)))
@@ -178,6 +181,7 @@ class _Rewriting:
     def _one_of(self, schema: Subschema, made: Keywords, also: list[Keywords]) -> None:
         branches = schema.listed("oneOf")
         beside = {name: value for name, value in schema.keywords.items() if name != "oneOf"}
+        # With the keywords beside `oneOf`: they may be what keeps two branches apart.
         whole = [Subschema(branch.path(""), {"allOf": [branch.value, beside]}) for branch in branches]
         for (at, first), (other, second) in itertools.combinations(enumerate(whole), 2):
             if not self._overlap.disjoint(first, second):
@@ -186,6 +190,7 @@ class _Rewriting:
                     f"a value might be of branches {at} and {other} at once, which oneOf forbids and no grammar "
                     "enforces: use anyOf, or give the branches a property or type that tells them apart",
                 )
+        # Not as the schema's own `anyOf`, which it may have besides.
         also.append({"anyOf": [self._schema(branch) for branch in branches]})
 
     # ── numbers and strings ──────────────────────────────────────────────────────────────────────────────────────────
@@ -230,6 +235,7 @@ class _Rewriting:
         if "array" not in _types_of(schema):
             return
         made.update(sizes(schema, "minItems", "maxItems"))
+        # Before 2020-12 a list of `items` was what `prefixItems` is now.
         if isinstance(schema.keywords.get("items"), list):
             made["prefixItems"] = [self._schema(item) for item in schema.listed("items")]
             made["items"] = self._schema(schema.one("additionalItems"))
@@ -261,6 +267,7 @@ class _Rewriting:
                 "or null",
             )
         values = self._overlap.values(item)
+        # Longer arrays would need an item that is used already, and could never end.
         if values is not None:
             made["maxItems"] = min(len(values), made.get("maxItems", len(values)))
         self._unique = True

@@ -90,6 +90,7 @@ def with_added_tokens(vocabulary: dict[str, int], added: Mapping[str, int], file
     for text, token in added.items():
         if vocabulary.get(text, token) != token:
             raise CheckpointError(f"{shown(text)} has id {vocabulary[text]} in {file}, but {token} in the configs")
+    # Two tokens with one id: the search for them takes long, so it is made only then.
     if len(set(merged.values())) < len(merged):
         texts: dict[int, str] = {}
         for text, token in merged.items():
@@ -108,6 +109,7 @@ def put_around(converted: Converted, folder: Folder, special: Mapping[str, str])
         CheckpointError: they ask for a token that is not defined.
     """
     backend = converted.backend
+    # The form itself says what goes around texts.
     if backend.post_processor is not None:
         return
     ids: dict[str, int] = {}

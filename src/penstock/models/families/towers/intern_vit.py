@@ -1,6 +1,6 @@
 """InternViT, the vision tower of InternVL 2.5 to 3.5 (Chen et al., 2023, arXiv:2312.14238).
 
-x = [patches, class token] + learned places
+x = [patches, class token] + position embeddings
 x += s1 * attention(norm(x)); x += s2 * mlp(norm(x))    learned scales of each element; some have norms of q and k
 features = W2 gelu(W1 norm([2 x 2 patches]))
 """

@@ -1,6 +1,6 @@
 """Llama 4's vision tower.
 
-x = norm([patches, class token] + learned places)
+x = norm([patches, class token] + position embeddings)
 x += attention(norm(x)); x += mlp(norm(x))      half of a head's pairs rotate by the column, half by the row, from 1 on;
                                                 the class token does not rotate
 features = W3 gelu(W2 gelu(W1 [norm(x) of 2 x 2 patches]))

@@ -1,11 +1,11 @@
 """The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
-x = patches + resampled places                  Qwen2-VL and 2.5: without places
+x = patches + resampled position embeddings     Qwen2-VL and 2.5: without these
 x += attention(norm(x)); x += mlp(norm(x))      rotary angles by row and column
 features = W2 gelu(W1 [norm(x) of 2 x 2 patches])
 
 Qwen2-VL has layer norms and plain MLPs. Qwen2.5-VL has RMS norms, gated MLPs, and windows in most layers. Qwen3-VL has
-taps (DeepStack). A still is two equal frames.
+taps (DeepStack). An image is two equal frames.
 """
 
 import math

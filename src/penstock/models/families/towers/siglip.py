@@ -1,6 +1,6 @@
 """SigLIP (Zhai et al., 2023, arXiv:2303.15343): the tower of SmolVLM, Idefics 3, Gemma 3 and LFM2-VL.
 
-x = patches + learned places
+x = patches + position embeddings
 x += attention(norm(x)); x += mlp(norm(x))      each patch sees all; layer norms; biases everywhere
 """
 
