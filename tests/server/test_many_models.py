@@ -35,7 +35,7 @@ from penstock.server.body_route import LARGE_BODY
 from penstock.server.config import ServerConfig
 from penstock.server.keys import load_keys
 from penstock.server.logs import FIELDS
-from penstock.server.ollama import creation, pull
+from penstock.server.ollama import creation, library, pull
 from tests.engine.rule_core import HELD, RULE_CORE
 from tests.server.in_process import with_app
 from tests.support.hub import hub
@@ -256,6 +256,33 @@ def test_a_name_that_another_call_takes_meanwhile_is_not_given_twice(tiny_llama,
             assert refused.status_code == 400, refused.text
 
     with_models(talk, {"a": tiny_llama, "b": tiny_llama})
+
+
+def test_a_model_that_is_created_while_one_of_its_name_is_deleted_keeps_its_files(tiny_llama, monkeypatch):
+    is_asked, goes_on = threading.Event(), threading.Event()
+    remove = library.remove_created
+
+    def remove_later(name):
+        is_asked.set()
+        assert goes_on.wait(30)
+        return remove(name)
+
+    monkeypatch.setattr(library, "remove_created", remove_later)
+
+    async def talk(http, _served):
+        made = {"model": "mario", "from": "a", "system": "You are Mario.", "stream": False}
+        assert (await http.post("/api/create", json=made)).status_code == 200
+        deleting = asyncio.ensure_future(http.request("DELETE", "/api/delete", json={"model": "mario"}))
+        assert await asyncio.to_thread(is_asked.wait, 30)
+        creating = asyncio.ensure_future(http.post("/api/create", json=made))
+        await asyncio.wait({creating}, timeout=0.5)
+        goes_on.set()
+        assert ((await deleting).status_code, (await creating).status_code) == (200, 200)
+        assert find_created("mario") is not None
+        assert (await complete(http, "mario")).status_code == 200
+        assert (await http.request("DELETE", "/api/delete", json={"model": "mario"})).status_code == 200
+
+    with_models(talk, {"a": tiny_llama})
 
 
 def test_what_is_no_name_or_no_whole_model_is_refused(tiny_llama, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """The registry of adapters that requests may choose by name."""
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -68,6 +67,8 @@ class AdapterNames:
             model: the model's name.
             is_wanted: whether it was not removed while its files were read.
         """
+        import asyncio  # here: the offline API has no use for it
+
         try:
             adapter = await asyncio.to_thread(self.read, name, path)
         except (ConfigError, OSError) as error:

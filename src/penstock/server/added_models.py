@@ -17,7 +17,7 @@ def added_file(config: ServerConfig) -> AddedFile | None:
     """The file that the options name; None: nothing is kept."""
     if config.added_models == "auto":
         return file_of_address(config.port, config.uds)
-    return None if config.added_models == "none" else AddedFile(Path(config.added_models).expanduser().absolute())
+    return None if config.added_models is None else AddedFile(Path(config.added_models).expanduser().absolute())
 
 
 class AddedModels:
@@ -25,6 +25,8 @@ class AddedModels:
 
     def __init__(self, file: AddedFile | None) -> None:
         self._file = file
+        self.one_at_a_time = asyncio.Lock()
+        """Held by calls that create, copy or delete files of models: they look at what is served after one another."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="added-models")
 
     async def record(self, change: Callable[[Added], Added]) -> None:

@@ -53,11 +53,11 @@ class Call:
         self._context = context
         self._serving = serving
         self.engine = serving.engine
-        self.model_names = serving.model_names
+        self.model_names = serving.names.all
         """The model's names that the caller may use."""
         if context.caller.models is not None:
-            self.model_names = tuple(filter(context.caller.may_use, serving.model_names))
-        self.model_name = (self.model_names or serving.model_names)[0]
+            self.model_names = tuple(filter(context.caller.may_use, serving.names.all))
+        self.model_name = (self.model_names or serving.names.all)[0]
         self.created = serving.created
         self.adapter: Adapter | None = None
         """The adapter chosen by the call."""

@@ -66,7 +66,8 @@ class Listed:
         return self.model.has_name(name)
 
 
-async def _listed(request: Request, context: ContextOf) -> list[Listed]:
+async def list_served(request: Request, context: ContextOf) -> list[Listed]:
+    """The models that the caller may use, as they are now."""
     models: Models | None = request.app.state.models
     if models is None:
         serving: Serving = request.app.state.serving
@@ -101,7 +102,7 @@ def _permitted(model: Listed, caller: Caller) -> Listed:
     )
 
 
-ListedOf = Annotated[list[Listed], Depends(_listed)]
+ListedOf = Annotated[list[Listed], Depends(list_served)]
 """The models that the caller may use."""
 
 

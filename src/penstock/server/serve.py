@@ -206,7 +206,7 @@ def _run(
         app = create_app(first, config, keys, tracer, served, AddedModels(added_file(config)))
         if served is None:
             _add_names(app.state.serving, added)
-        names = app.state.serving.model_names[:1] if served is None else served.models
+        names = app.state.serving.names.all[:1] if served is None else served.models
         announce = functools.partial(_announce, first, ",".join(names), listener, config, warnings)
         return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
 

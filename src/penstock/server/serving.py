@@ -38,11 +38,6 @@ class Serving:
         self.created = int(time.time())
 
     @property
-    def model_names(self) -> tuple[str, ...]:
-        """The model's names for clients; answers to calls that name none have the first."""
-        return self.names.all
-
-    @property
     def adapters(self) -> list[Adapter]:
         """The model's adapters."""
         return list(self.engine.adapters)
@@ -50,7 +45,7 @@ class Serving:
     @property
     def all_names(self) -> tuple[str, ...]:
         """The names of the model and of its adapters."""
-        return (*self.model_names, *(adapter.name for adapter in self.engine.adapters))
+        return (*self.names.all, *(adapter.name for adapter in self.engine.adapters))
 
     def copy_adapter(self, source: str, name: str) -> None:
         """Give an adapter one more name, which nothing has."""
@@ -62,7 +57,7 @@ class Serving:
 
     def has_name(self, name: str) -> bool:
         """Whether the model, or an adapter of it, has this name."""
-        return name in self.model_names or self.engine.adapters.find(name) is not None
+        return name in self.names.all or self.engine.adapters.find(name) is not None
 
     @functools.cached_property
     def chat_format(self) -> ChatFormat:

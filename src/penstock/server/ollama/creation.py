@@ -36,7 +36,7 @@ from penstock.server.body import check_text
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.dialect import Call, serving_of
-from penstock.server.listed import Listed, ListedOf, find_listed
+from penstock.server.listed import Listed, find_listed, list_served
 from penstock.server.model_changes import added_of, check_current, check_untaken, holder_of
 from penstock.server.ollama.blobs import find_blob
 from penstock.server.ollama.library import PROGRESS, add_name, check_free, given_name, progress, users_of
@@ -54,7 +54,7 @@ _HELLO = {"role": "user", "content": "Hello"}
 
 
 @router.post("/create", response_class=Response, responses=PROGRESS)
-async def create(body: CreateBody, request: Request, context: ContextOf, listed: ListedOf) -> Response:
+async def create(body: CreateBody, request: Request, context: ContextOf) -> Response:
     """Create a model, which `penstock serve NAME` serves, and a server of several at once: of uploaded files, or of
     another model by its name. With `from` alone, the served model or an adapter gets one more name, and with
     `adapters` the served model an adapter. For operators only.
@@ -65,14 +65,22 @@ async def create(body: CreateBody, request: Request, context: ContextOf, listed:
         raise InvalidRequestError(
             "a model is created either of `files`, uploaded to /api/blobs, or of the model that `from` names", "from"
         )
+    steps = ("using existing layer", "writing manifest", "success")
     if body.adapters:
-        await check_free(request, listed, name, "model")
+        await check_free(request, await list_served(request, context), name, "model")
         await _add_adapter(body, name, request, context)
-        return progress(body.stream, "using existing layer", "writing manifest", "success")
-    if body.source and not body.has_settings and (model := holder_of(request, body.source)) is not None:
-        await check_free(request, listed, name, "model", but=(model.names,))
-        await add_name(request, model, body.source, name, "model")
-        return progress(body.stream, "using existing layer", "writing manifest", "success")
+        return progress(body.stream, *steps)
+    async with added_of(request).one_at_a_time:
+        listed = await list_served(request, context)
+        if body.source and not body.has_settings and (model := holder_of(request, body.source)) is not None:
+            await check_free(request, listed, name, "model", but=(model.names,))
+            await add_name(request, body.source, name, "model")
+            return progress(body.stream, *steps)
+        await _create_model(body, name, request, listed)
+    return progress(body.stream, "parsing GGUF", *steps[1:])
+
+
+async def _create_model(body: CreateBody, name: str, request: Request, listed: Sequence[Listed]) -> None:
     models: Models | None = request.app.state.models
     replaced = await asyncio.to_thread(_replaced, listed, name) if models is not None else []
     own = [model.model.names for model in replaced]
@@ -84,7 +92,6 @@ async def create(body: CreateBody, request: Request, context: ContextOf, listed:
     folder = await asyncio.to_thread(_create, name, files, _recipe(body, base))
     if models is not None:
         await _serve_created(request, models, name, str(folder), [model.name for model in replaced])
-    return progress(body.stream, "parsing GGUF", "writing manifest", "success")
 
 
 async def _serve_created(request: Request, models: "Models", name: str, folder: str, replaced: Sequence[str]) -> None:

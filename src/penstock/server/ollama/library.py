@@ -23,7 +23,7 @@ from penstock.server.admin import check_operator
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
 from penstock.server.dialect import Call
-from penstock.server.listed import Listed, ListedOf, NamedModel, find_listed
+from penstock.server.listed import Listed, ListedOf, find_listed, list_served
 from penstock.server.model_changes import added_of, check_untaken, holder_of
 from penstock.server.ollama.created_models import capabilities_of, listed_created, modelfile, shown_files, with_recipe
 from penstock.server.ollama.errors import ERRORS
@@ -220,19 +220,20 @@ def _capabilities(serving: Serving) -> list[str]:
 
 
 @router.post("/copy", response_class=Response, responses=_DONE)
-async def copy(body: CopyBody, request: Request, context: ContextOf, listed: ListedOf) -> Response:
+async def copy(body: CopyBody, request: Request, context: ContextOf) -> Response:
     """Serve the model, or an adapter, under one more name; or copy a created model. For operators only."""
     check_operator(request, context)
     name = check_new_name(body.destination, "destination")
-    model = holder_of(request, body.source)
-    if model is not None:
-        await check_free(request, listed, name, "destination", but=(model.names,))
-        await add_name(request, model, body.source, name, "destination")
-    elif (folder := find_created(body.source)) is not None:
-        await check_free(request, listed, name, "destination")
-        await asyncio.to_thread(_copy_created, folder, name)
-    else:
-        raise unknown_model(body.source, [own for one in listed for own in one.names])
+    async with added_of(request).one_at_a_time:
+        model, listed = holder_of(request, body.source), await list_served(request, context)
+        if model is not None:
+            await check_free(request, listed, name, "destination", but=(model.names,))
+            await add_name(request, body.source, name, "destination")
+        elif (folder := find_created(body.source)) is not None:
+            await check_free(request, listed, name, "destination")
+            await asyncio.to_thread(_copy_created, folder, name)
+        else:
+            raise unknown_model(body.source, [own for one in listed for own in one.names])
     return Response()
 
 
@@ -275,12 +276,16 @@ def users_of(listed: Sequence[Listed], folder: Path) -> list[Listed]:
     return [model for model in listed if Path(model.path).is_relative_to(folder) or find_created(model.path) == folder]
 
 
-async def add_name(request: Request, model: NamedModel, source: str, name: str, field: str) -> None:
-    """Give a model, by a name of its own, or an adapter of it one more name, which no other model has.
+async def add_name(request: Request, source: str, name: str, field: str) -> None:
+    """Give a model or an adapter one more name, which no other model has.
 
     Raises:
         InvalidRequestError: the name is taken, or there are too many.
+        ModelNotFoundError: there is no such model any more.
     """
+    model = holder_of(request, source)
+    if model is None:
+        raise unknown_model(source, [])
     names = model.names
     check_untaken(request, name, field, but=(names,))
     source = next(known for known in (source, source.removesuffix(LATEST)) if model.has_name(known))
@@ -300,21 +305,26 @@ async def add_name(request: Request, model: NamedModel, source: str, name: str, 
 
 
 @router.delete("/delete", response_class=Response, responses=_DONE)
-async def delete(body: NameBody, request: Request, context: ContextOf, listed: ListedOf) -> Response:
+async def delete(body: NameBody, request: Request, context: ContextOf) -> Response:
     """Remove a name that was added, an adapter, of whose files only uploaded ones are deleted, or one of several
     models, which is unloaded after its open requests; and delete a created model. For operators only.
     """
     check_operator(request, context)
-    name = given_name(body)
+    async with added_of(request).one_at_a_time:
+        await _delete(given_name(body), request, await list_served(request, context))
+    return Response()
+
+
+async def _delete(name: str, request: Request, listed: Sequence[Listed]) -> None:
     model, folder = find_listed(listed, name), find_created(name)
     if model is not None:
         name = name if model.has_name(name) else name.removesuffix(LATEST)
         if await _remove_part(request, model, name):
-            return Response()
+            return
         await _stop_serving(request, model)
         listed = [other for other in listed if other is not model]
         if folder is None or not users_of([model], folder) or users_of(listed, folder):
-            return Response()
+            return
     is_forgotten = model is None and await added_of(request).forget(name.removesuffix(LATEST))
     if folder is None and not is_forgotten:
         raise ModelNotFoundError(f"there is no model {name!r} here", "model")
@@ -322,7 +332,6 @@ async def delete(body: NameBody, request: Request, context: ContextOf, listed: L
         await asyncio.to_thread(check_unused, listed, folder, "model")
         await asyncio.to_thread(remove_created, name)
         await asyncio.to_thread(forget, [name.removesuffix(LATEST)])
-    return Response()
 
 
 async def _remove_part(request: Request, model: Listed, name: str) -> bool:
