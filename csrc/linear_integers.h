@@ -14,57 +14,80 @@ namespace PENSTOCK_ISA {
 namespace {
 
 #if defined(PENSTOCK_SIGNS_BYTES)
-// Add the products of a step of R rows of x with Wide vectors of bytes less kOpenedCentre. A pair's is at most 2 * 128 *
-// 127, and fits in an int16: no element of x is -128.
-template <int R, int Wide>
-inline __attribute__((always_inline)) void multiply_signed(i32x16 (&sum)[R][Wide], const i32x16 (&bytes)[Wide],
+// A vector of signed bytes as unsigned ones, and what gives their products the signs.
+struct SizeAndSign {
+    i32x16 size, sign;
+};
+// Unpacked bytes: `sign` has all bits of the negative ones set. x ^ sign is -x - 1 there, so that the sums lack the sizes
+// of the negative bytes.
+struct OpenedBytes : SizeAndSign {
+    static i32x16 apply(i32x16 x, i32x16 sign) { return bit_xor(x, sign); }
+};
+// Packed bytes, which are their own signs. The instruction takes a port of the products.
+struct PackedBytes : SizeAndSign {
+    static i32x16 apply(i32x16 x, i32x16 sign) { return sign_i8(x, sign); }
+};
+inline __attribute__((always_inline)) SizeAndSign signed_bytes(i32x16 bytes) {  // that are kOpenedCentre too large
+    const i32x16 value = less_128_i8(bytes);
+    return {abs_i8(value), value};
+}
+
+// Add the products of a step of R rows of x with Wide vectors of bytes. A pair's is within an int16: no element of x is
+// -128.
+template <int R, int Wide, class Bytes>
+inline __attribute__((always_inline)) void multiply_signed(i32x16 (&sum)[R][Wide], const Bytes (&bytes)[Wide],
                                                            const uint8_t* x) {
-    unrolled<Wide>([&](auto v) __attribute__((always_inline)) {
-        const i32x16 weight = less_128_i8(bytes[v]), size = abs_i8(weight);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-            int32_t bits;
-            std::memcpy(&bits, x + 64 * r, 4);
-            sum[r][v] = add_pairs_i16(sum[r][v], pairs_u8_i8(size, sign_i8(set_i32(bits), weight)));
-        }
+    for_sums<R, Wide>([&](int r, int v) {
+        int32_t bits;
+        std::memcpy(&bits, x + 64 * r, 4);
+        const i32x16 factor = Bytes::apply(set_i32(bits), bytes[v].sign);
+        sum[r][v] = add_pairs_i16(sum[r][v], pairs_u8_i8(bytes[v].size, factor));
     });
 }
 #endif
 
 // Add the products of R rows of x, a line apart, with Wide vectors of a group's values of at most `Most` bits, over
-// Steps steps from First on. `step(Step, v)` returns a vector's bytes of a step.
-template <int Most, int First, int Steps, int R, int Wide, class Step>
-inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide], const Step& bytes, const uint8_t* x) {
-    constexpr int fitting = 8 >> (Most - 4), together = Steps < fitting ? Steps : fitting;  // products per int16
+// Steps steps from First on. `bytes(step, v)` returns a vector's bytes of a step.
+template <int Most, int First, int Steps, int R, int Wide, class Bytes>
+inline __attribute__((always_inline)) void multiply_values(i32x16 (&sum)[R][Wide], const Bytes& bytes,
+                                                           const uint8_t* x) {
+    constexpr bool dots = kDotsBytes || kDotsSmallBytes || Most == 8;
+    constexpr int fitting = dots ? 1 : 8 >> (Most - 4), together = Steps < fitting ? Steps : fitting;  // products per int16
+    constexpr int held = together > 2 ? 1 : together;  // steps whose weights are in registers
+    using Value = decltype(bytes(std::integral_constant<int, First>(), std::integral_constant<int, 0>()));
     i32x16 part[R][Wide];
-    unrolled<Steps>([&](auto index) __attribute__((always_inline)) {
-        i32x16 weight[Wide];
-        unrolled<Wide>([&](auto v) __attribute__((always_inline)) {
-            weight[v] = bytes(std::integral_constant<int, First + index>(), v);
+    unrolled<Steps / held>([&](auto turn) __attribute__((always_inline)) {
+        constexpr int index = turn * held;
+        const uint8_t* of_step = x + 4 * (First + index);
+        Value weight[held][Wide];
+        unrolled<held * Wide>([&](auto i) __attribute__((always_inline)) {
+            weight[i / Wide][i % Wide] = bytes(std::integral_constant<int, First + index + i / Wide>(),
+                                               std::integral_constant<int, i % Wide>());
         });
 #if defined(PENSTOCK_SIGNS_BYTES)
-        if constexpr (Most == 8) return multiply_signed(sum, weight, x + 4 * (First + index));
+        if constexpr (Most == 8) return multiply_signed(sum, weight[0], of_step);
 #endif
-#pragma GCC unroll 12
-        for (int r = 0; r < R; r++) {
-            const uint8_t* at = x + 64 * r + 4 * (First + index);
-#pragma GCC unroll 4
-            for (int v = 0; v < Wide; v++) {
+        if constexpr (Most < 8 || !kSignsBytes) {
+            for_sums<R, Wide>([&](int r, int v) {
+                const uint8_t* at = of_step + 64 * r;
                 if constexpr (kDotsBytes || Most == 8) {
-                    sum[r][v] = dot_u8_i8(sum[r][v], weight[v], at);
+                    sum[r][v] = dot_u8_i8(sum[r][v], weight[0][v], at);
                 } else if constexpr (kDotsSmallBytes) {
-                    sum[r][v] = dot_u7_i8(sum[r][v], weight[v], at);
+                    sum[r][v] = dot_u7_i8(sum[r][v], weight[0][v], at);
                 } else {
-                    int32_t bits;
-                    std::memcpy(&bits, at, 4);
-                    const i32x16 pairs = pairs_u8_i8(weight[v], set_i32(bits));
-                    part[r][v] = index % together == 0 ? pairs : add_i16(part[r][v], pairs);
-                    if (index % together == together - 1) sum[r][v] = add_pairs_i16(sum[r][v], part[r][v]);
+#pragma GCC unroll 2
+                    for (int i = 0; i < held; i++) {
+                        int32_t bits;
+                        std::memcpy(&bits, at + 4 * i, 4);
+                        const i32x16 pairs = pairs_u8_i8(weight[i][v], set_i32(bits));
+                        part[r][v] = (index + i) % together == 0 ? pairs : add_i16(part[r][v], pairs);
+                    }
+                    if ((index + held) % together == 0) sum[r][v] = add_pairs_i16(sum[r][v], part[r][v]);
                 }
-            }
+            });
         }
     });
-    (void)part, (void)together;
+    (void)part;
 }
 
 // Consecutive blocks of a slice to multiply R rows with: their lines, scales and offsets (as returned by
@@ -93,10 +116,12 @@ struct Int8Rows {
 
     // Add the products of R rows and Wide vectors of the blocks to `totals`, which stay in registers, like the integer
     // sums of the current group. A block's scales have `Vectors` vectors. Halves: groups have 16 columns.
-    // `bytes(lines, offsets, group, step, v)` returns a vector's bytes of a step; `offsets` are the group's.
-    template <int Most, bool Halves, int R, int Wide, int Vectors, class Bytes>
-    inline __attribute__((always_inline)) void add_blocks(const Blocks& blocks, const Bytes& bytes, int64_t token,
-                                                          Fetch& fetched, Sums* totals, int first_vector) const {
+    // `bytes(lines, offsets, group, step, v)` returns a vector's bytes of a step; `offsets` are the group's. `lacking(lines,
+    // part)` returns what the products of a group, or half of one, lack.
+    template <int Most, bool Halves, int R, int Wide, int Vectors, class Bytes, class Lacking>
+    inline __attribute__((always_inline)) void add_blocks(const Blocks& blocks, const Bytes& bytes,
+                                                          const Lacking& lacking, int64_t token, Fetch& fetched,
+                                                          Sums* totals, int first_vector) const {
         constexpr int halves = Halves ? 2 : 1, steps = 8 / halves;
         const Int8Rows of = *this;  // a copy, which stores cannot alias
         const Blocks from = blocks;
@@ -120,7 +145,9 @@ struct Int8Rows {
                 unrolled<halves>([&](auto half) __attribute__((always_inline)) {
                     const int64_t place = (index * halves + half) * of.count + token;
                     i32x16 sum[R][Wide];
-                    for_sums<R, Wide>([&](int r, int v) { sum[r][v] = set_i32(of.first[place + r]); });
+                    for_sums<R, Wide>([&](int r, int v) {
+                        sum[r][v] = add(set_i32(of.first[place + r]), lacking(lines, halves * group + half));
+                    });
                     const int64_t at = (halves * group + half) * Vectors * kLanes;
                     multiply_values<Most, steps * half, steps>(
                         sum,
@@ -137,14 +164,12 @@ struct Int8Rows {
                         });
                     }
                     if (from.coarse == kCoarseActivations) {
+                        const bool minimum = from.offset == kMinimum;
                         for_sums<R, Wide>([&](int r, int v) {
-                            total[r][v] = fma(value[r][v], load_f32(scales + at + v * kLanes), total[r][v]);
+                            f32x16 t = fma(value[r][v], load_f32(scales + at + v * kLanes), total[r][v]);
+                            if (minimum) t = fnma(load_f32(offsets + at + v * kLanes), x_sum(r), t);
+                            total[r][v] = t;
                         });
-                        if (from.offset == kMinimum) {
-                            for_sums<R, Wide>([&](int r, int v) {
-                                total[r][v] = fnma(load_f32(offsets + at + v * kLanes), x_sum(r), total[r][v]);
-                            });
-                        }
                         return;
                     }
                     if (!coarse) {
@@ -181,15 +206,17 @@ struct Int8Rows {
 // Values of `Bits` bits; Halves: in groups of 16 columns instead of 32 or more.
 template <int Bits, bool Halves>
 struct Integers : InBlocks {
-    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 4, kLongSlice = 16,
+    static constexpr bool kOpensLong = true, kSigned = Bits == 8 && kSignsBytes;
+    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 4, kLongSlice = kSigned ? 8 : 16,
                          kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
                          kNearGroups = 8 * kMaxRows / kRows;
-    static constexpr bool kOpensLong = true;
-    static constexpr int kPackedGroups = Bits == 8 ? 3 : Halves ? 1 : 2;
+    static constexpr int kPackedGroups = Bits == 8 ? (kSigned ? 2 : 3) : Halves ? 1 : 2;
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
     // Unpacked blocks are [vectors][blocks] of [16 steps][64 bytes], then the scales and the offsets as floats,
-    // [groups][16] each.
-    static constexpr int kOpenedLines = kSteps * 64, kOpenedScales = kGroups * 64,
+    // [groups][16] each. Signed: the bytes' sizes, their signs in as many lines, and the sums of the sizes of negative
+    // bytes, [groups][16].
+    static constexpr int kOpenedBytes = kSteps * 64, kOpenedScales = kGroups * 64,
+                         kOpenedLines = kSigned ? 2 * kOpenedBytes + kOpenedScales : kOpenedBytes,
                          kOpenedBlock = kOpenedLines + 2 * kOpenedScales,
                          kOpened = kLongSlice * kVectors * kOpenedBlock;
 
@@ -339,6 +366,21 @@ struct Integers : InBlocks {
         return slice.data + layout.offset_of(slice.first + block) - layout.offset_of(slice.first);
     }
 
+    // A vector of bytes as `multiply_values` takes them.
+#if defined(PENSTOCK_SIGNS_BYTES)
+    static inline __attribute__((always_inline)) auto opened_bytes(const uint8_t* line) {
+        if constexpr (kSigned) return OpenedBytes{{load_i32(line), load_i32(line + kOpenedBytes)}};
+        else return load_i32(line);
+    }
+    static inline __attribute__((always_inline)) auto packed_bytes(i32x16 bytes) {
+        if constexpr (kSigned) return PackedBytes{signed_bytes(bytes)};
+        else return bytes;
+    }
+#else
+    static i32x16 opened_bytes(const uint8_t* line) { return load_i32(line); }
+    static i32x16 packed_bytes(i32x16 bytes) { return bytes; }
+#endif
+
     template <int R>
     void add_opened(const Slice& slice, const uint8_t* opened, int64_t token, Fetch& prefetch, Sums* sums) const {
         for (int vector = 0; vector < kVectors; vector++, opened += slice.count * kOpenedBlock) {
@@ -348,7 +390,11 @@ struct Integers : InBlocks {
             rows.add_blocks<kDotsBytes ? 8 : Bits, Halves, R, 1, 1>(
                 blocks,
                 [](const uint8_t* lines, const float*, int group, auto step, auto) __attribute__((always_inline)) {
-                    return load_i32(lines + (8 * group + step) * 64);
+                    return opened_bytes(lines + (8 * group + step) * 64);
+                },
+                [](const uint8_t* lines, int part) __attribute__((always_inline)) {
+                    if constexpr (kSigned) return load_i32(lines + 2 * kOpenedBytes + 64 * part);
+                    else return zero_i32();
                 },
                 token, prefetch, sums, vector);
         }
@@ -369,7 +415,8 @@ struct Integers : InBlocks {
         add_packed<R>(slice, token, prefetch, sums, layout.offset,
                       [](const uint8_t* lines, const float*, int group, auto step, auto v)
                           __attribute__((always_inline)) {
-                              return Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group));
+                              return packed_bytes(
+                                  Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group)));
                           });
     }
 
@@ -389,7 +436,8 @@ struct Integers : InBlocks {
                                         scales[b][0] + vector * kLanes, scales[b][1] + vector * kLanes,
                                         slice.first + first + b, run, layout.block, 2 * kGroups * kPanel, offset,
                                         layout.coarse};
-                    rows.add_blocks<Bits, Halves, R, wide, kVectors>(blocks, bytes, token, prefetch, sums, vector);
+                    rows.add_blocks<Bits, Halves, R, wide, kVectors>(
+                        blocks, bytes, [](const uint8_t*, int) { return zero_i32(); }, token, prefetch, sums, vector);
                 }
             }
         }
@@ -527,6 +575,9 @@ struct Integers : InBlocks {
 
     // Unpack a vector's lines to bytes, with the offsets that `read` returned.
     void open_lines(const uint8_t* packed, const float* offsets, uint8_t* lines) const {
+#if defined(PENSTOCK_SIGNS_BYTES)
+        if constexpr (kSigned) return open_signed(packed, lines);
+#endif
         const auto open = [&](const auto& bytes) __attribute__((always_inline)) {
             unrolled<16>([&](auto index) __attribute__((always_inline)) {
                 constexpr int group = index / 8, of_offsets = index * kGroups / 16;
@@ -547,6 +598,24 @@ struct Integers : InBlocks {
             });
         open([&](auto at, int group, i32x16) __attribute__((always_inline)) { return step(at, group); });
     }
+
+#if defined(PENSTOCK_SIGNS_BYTES)
+    // Unpack a vector's bytes to sizes, signs, and the sums of the sizes of the negative ones.
+    static void open_signed(const uint8_t* packed, uint8_t* lines) {
+        constexpr int steps = kSteps / kGroups;
+        unrolled<kGroups>([&](auto part) __attribute__((always_inline)) {
+            i32x16 negative = zero_i32();  // less the sizes, in int16
+            unrolled<steps>([&](auto index) __attribute__((always_inline)) {
+                constexpr int at = part * steps + index;
+                const auto [size, sign] = signed_bytes(Values<8>::template step<at % 8>(packed, at / 8, zero_i32()));
+                const i32x16 bits = negative_i8(sign);
+                store_i32(lines + 64 * at, size), store_i32(lines + kOpenedBytes + 64 * at, bits);
+                negative = add_i16(negative, pairs_u8_i8(size, bits));
+            });
+            store_i32(lines + 2 * kOpenedBytes + 64 * part, sub(zero_i32(), add_pairs_i16(zero_i32(), negative)));
+        });
+    }
+#endif
 };
 
 }  // namespace

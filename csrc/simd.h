@@ -399,6 +399,12 @@ inline i32x16 less_128_i8(i32x16 a) {
 inline i32x16 abs_i8(i32x16 a) { return {_mm256_abs_epi8(a.lo), _mm256_abs_epi8(a.hi)}; }
 // a with the signs of b, zero where b is.
 inline i32x16 sign_i8(i32x16 a, i32x16 b) { return {_mm256_sign_epi8(a.lo, b.lo), _mm256_sign_epi8(a.hi, b.hi)}; }
+// All bits of the bytes that are negative.
+inline i32x16 negative_i8(i32x16 a) {
+    const __m256i zero = _mm256_setzero_si256();
+    return {_mm256_cmpgt_epi8(zero, a.lo), _mm256_cmpgt_epi8(zero, a.hi)};
+}
+inline i32x16 bit_xor(i32x16 a, i32x16 b) { return {_mm256_xor_si256(a.lo, b.lo), _mm256_xor_si256(a.hi, b.hi)}; }
 #endif
 inline __m256 fold_add(f32x16 a) { return _mm256_add_ps(a.lo, a.hi); }
 inline __m256 fold_max(f32x16 a) { return _mm256_max_ps(a.lo, a.hi); }

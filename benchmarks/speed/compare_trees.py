@@ -1,11 +1,12 @@
 """Two versions of Penstock on the same work, in turn: does a change cost speed?
 
     python -m benchmarks.speed.compare_trees MODEL BEFORE_PYTHON AFTER_PYTHON [--options quantization=int4] [--rounds 5]
-                                       [--scenarios "1x32:64 8x64:64"]
+                                       [--scenarios "1x32:64 8x64:64"] [--keep NAME]
 
 Each Python has its version of Penstock installed; the workloads are those of `../shared/peers`. Rounds alternate which
 version goes first. A ratio is the median of after over that of before: below 1 the change costs speed. Exits with 1 if
-one is below 0.98. Results are not kept: only the ratio within a run counts.
+one is below 0.98. With --keep the ratios go to results/<machine>/compare_trees.json under NAME: only those within a run
+count.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from benchmarks.report import results_file, save
 
 KIT = Path(__file__).parents[3] / "shared" / "peers"
 SCENARIOS = "1x32:64 1x1024:1 8x64:64 32x256:64 64x512:64 32x512:32:shared=384"
@@ -37,6 +40,7 @@ def main() -> int:
     parser.add_argument("--options", default="", help="keywords of LLM, as quantization=int4,kv_cache_dtype=int8")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scenarios", default=SCENARIOS)
+    parser.add_argument("--keep", metavar="NAME", help='which versions and model, as "0.1 to 0.2, qwen3-0.6b q4_k_m"')
     args = parser.parse_args()
     target = args.model + (f"@{args.options}" if args.options else "")
     sides = {"before": args.before, "after": args.after}
@@ -49,6 +53,10 @@ def main() -> int:
     ratios = {name: medians["after"][name] / before for name, before in medians["before"].items()}
     for name, ratio in ratios.items():
         print(f"{name:<24} {medians['before'][name]:9.1f} -> {medians['after'][name]:9.1f} tok/s   {ratio:.3f}")
+    if args.keep:
+        file = results_file("compare_trees")
+        kept = json.loads(file.read_text()) if file.exists() else {}
+        save("compare_trees", kept | {args.keep: {name: round(ratio, 3) for name, ratio in ratios.items()}})
     return int(min(ratios.values()) < LEAST_RATIO)
 
 

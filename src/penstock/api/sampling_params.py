@@ -263,7 +263,8 @@ class SamplingParams:
             raise InvalidRequestError(f"structured must be a Structured, not {self.structured!r}", "structured")
         if self.transcript is not None and not isinstance(self.transcript, TranscriptRules):
             raise InvalidRequestError(f"transcript must be TranscriptRules, not {self.transcript!r}", "transcript")
-        self._check_stops()
+        if self.stop:
+            self._check_stops()
         self._check_logit_controls()
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidRequestError(f"best_of must be at least n, which is {self.n}; not {self.best_of}", "best_of")
@@ -276,7 +277,8 @@ class SamplingParams:
             _check_float(name, getattr(self, name), -MAX_PENALTY, MAX_PENALTY, needed=True)
         set_field = object.__setattr__
         set_field(self, "logit_bias", _checked_bias(self.logit_bias))
-        set_field(self, "bad_words", _checked_words(self.bad_words))
+        if self.bad_words != ():
+            set_field(self, "bad_words", _checked_words(self.bad_words))
         set_field(self, "bad_token_ids", _checked_tokens("bad_token_ids", self.bad_token_ids))
         if self.allowed_token_ids is not None:
             allowed = _checked_tokens("allowed_token_ids", self.allowed_token_ids)

@@ -51,7 +51,7 @@ def _list(folder: str, cache: WeightCache) -> None:
     if not files:
         print(f"{folder}: no packed weights")
         return
-    print(f"{folder}: {_count(files)}, of at most {in_words(cache.limit())}")
+    print(f"{folder}: {_count(files)}, of at most {in_words(cache.usage()[1])}")
     for file in files:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.used))
         print(f"{in_words(file.size):>10}  {used}  {file.about}")

@@ -22,12 +22,13 @@ from penstock.engine.adapters import AdapterRoom, AdapterRunner
 from penstock.engine.core import EngineCore, ModelRunner, PendingRequests
 from penstock.engine.drafting import make_drafters, make_speculation, open_draft_checkpoint
 from penstock.engine.info import EngineInfo
-from penstock.engine.memory_line import memory_line
+from penstock.engine.memory_line import disk_part, memory_line
 from penstock.engine.other_backend import read_other_facts, without_kernels
 from penstock.errors import ConfigError
 from penstock.kernels.lora import MAX_SLOTS
 from penstock.layers.encoder_head import TokenScoreSpec
 from penstock.models.encoders import read_encoder, task_of
+from penstock.models.loading.packed_key import packed_cache
 from penstock.models.registry import read_facts, read_mtp_facts, read_spec
 from penstock.models.sizes import adaptable
 from penstock.native.array import NoNativeKernelError
@@ -316,7 +317,8 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
         max_num_seqs=settings.max_num_seqs,
         seed=settings.seed,
         defaults=checkpoint.generation,
-        memory_plan=memory_line(settings.memory, device=settings.device, ranks=settings.tensor_parallel_size),
+        memory_plan=memory_line(settings.memory, device=settings.device, ranks=settings.tensor_parallel_size)
+        + disk_part(packed_cache(settings)),
         memory_bytes=settings.memory.num_bytes * settings.tensor_parallel_size,
         image_pixels=settings.memory.image_pixels,
         num_blocks=settings.memory.num_blocks,

@@ -2,6 +2,7 @@
 
 from penstock.config.byte_counts import in_words
 from penstock.config.memory import MemoryPlan
+from penstock.system.weight_cache import WeightCache
 
 
 def memory_line(plan: MemoryPlan, *, device: str = "cpu", ranks: int = 1) -> str:
@@ -9,6 +10,16 @@ def memory_line(plan: MemoryPlan, *, device: str = "cpu", ranks: int = 1) -> str
     draft = f"; draft model: {_parts(plan.draft, device)}" if plan.draft is not None else ""
     whose = f" of each of {ranks} ranks" if ranks > 1 else ""
     return f"Memory{whose}: {_parts(plan, device)}{draft}"
+
+
+def disk_part(cache: WeightCache | None) -> str:
+    """The end of the line: what the folder of packed weights takes of the disk; empty if there is nothing in it."""
+    try:
+        held, most = (0, 0) if cache is None else cache.usage()
+    except OSError:  # no such folder, or one of another user
+        return ""
+    words = f"; on disk {in_words(held)} of packed weights, of at most {in_words(most)} (`penstock cache` empties it)"
+    return words if held else ""
 
 
 def _parts(plan: MemoryPlan, device: str) -> str:

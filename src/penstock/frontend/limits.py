@@ -253,7 +253,8 @@ class Admission:
         if self._limits.max_prompt_tokens is not None:
             self._check_prompts(requests, self._limits.max_prompt_tokens)
         self._check_room(answers, tokens, caller)
-        self._check_images(requests, pixels, caller)
+        if pixels:
+            self._check_images(requests, pixels, caller)
         # Last, as it takes from the caller's allowance: nothing may refuse the call after that.
         if caller.account is not None:
             caller.account.check(tokens)
@@ -330,7 +331,7 @@ class Admission:
 
     def _check_images(self, requests: Sequence[Request], pixels: int, caller: Caller) -> None:
         most, held = self._pixels.most, self._pixels.held
-        if not pixels or (pixels <= most and self._pixels.fits(pixels, caller.tenant)):
+        if pixels <= most and self._pixels.fits(pixels, caller.tenant):
             return
         takes_sounds = any(image.is_sound for request in requests for image in request.images)
         what, form, smaller = ("sounds", "features", "shorter") if takes_sounds else ("images", "pixels", "smaller")

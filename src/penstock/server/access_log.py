@@ -27,14 +27,13 @@ access_logger = logging.getLogger("penstock.access")
 
 GONE = "client_gone"
 REQUEST_ID = "x-request-id"
-IGNORED = "penstock-ignored"
 _USABLE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestId:
-    """ASGI middleware: sets `x-request-id`, the caller's or a new one, on responses, and answers uncaught exceptions.
+    """ASGI middleware: gives calls their ids and responses the headers of all middleware; answers uncaught exceptions.
 
-    The id is also sent as `request-id`, the name that Anthropic's clients read.
+    The id, `x-request-id`, is the caller's or a new one; `request-id`, which Anthropic's clients read, repeats it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -49,24 +48,22 @@ class RequestId:
         request_id = given if _USABLE_ID.fullmatch(given) else uuid.uuid4().hex
         context = context_of(scope)
         context.request_id, context.send_body = request_id, send
-        started = False
+        context.headers = {REQUEST_ID: request_id, "request-id": request_id}
 
-        async def send_with_id(message: Message) -> None:
-            nonlocal started
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                started = True
-                headers = MutableHeaders(scope=message)
-                headers[REQUEST_ID] = headers["request-id"] = request_id
+                context.status = message["status"]
+                MutableHeaders(scope=message).update(context.response_headers())
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, send_with_headers)
         except Exception as error:
             logger.exception("request %s failed", request_id)
             # The response has begun, so no error can be sent: only the connection can end.
-            if started:
+            if context.status is not None:
                 raise
-            await error_response(error, scope["path"])(scope, receive, send_with_id)
+            await error_response(error, scope["path"])(scope, receive, send_with_headers)
         finally:
             context.end()
 
@@ -89,7 +86,7 @@ class HeadRequests:
 
 
 class AccessLog:
-    """ASGI middleware: logs each call at its end, from its `CallContext`, and names its ignored fields in a header."""
+    """ASGI middleware: logs each call at its end, from its `CallContext`."""
 
     def __init__(
         self,
@@ -111,25 +108,17 @@ class AccessLog:
         context = context_of(scope)
         began = time.monotonic()
         span = None if self._tracer is None or is_public(scope) else self._tracer.begin_span(scope)
+        if self._tracer is not None and span is not None:
+            context.headers.update(self._tracer.headers(span))
         status: int | None = None
-
-        async def send_and_look(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                if context.ignored:
-                    MutableHeaders(scope=message)[IGNORED] = context.ignored_header()
-                if self._tracer is not None and span is not None:
-                    MutableHeaders(scope=message).update(self._tracer.headers(span))
-            await send(message)
-
         try:
-            await self._app(scope, receive, send_and_look)
+            await self._app(scope, receive, send)
         except Exception as error:  # `RequestId` answers it
             reply = reply_to_error(error)
-            context.failure, status = context.failure or reply.reason, status or reply.status
+            context.failure, status = context.failure or reply.reason, reply.status
             raise
         finally:
+            status = context.status or status
             if context.refusal is not None:
                 context.record_failure(context.refusal)
                 status = context.refusal.status

@@ -120,7 +120,10 @@ class Body(BaseModel):
     def ignored_fields(self) -> "IgnoredFields":
         """Fields of this object and of the options in it that were accepted without effect."""
         found = IgnoredFields(dict.fromkeys(self._hints), dict.fromkeys(self._unknown))
+        given = self.model_fields_set
         for name, field in type(self).model_fields.items():
+            if name not in given:  # one of a hundred, and its default ignores nothing
+                continue
             value = getattr(self, name)
             if isinstance(value, dict):
                 found.unknown.update((f"{name}.{key}", None) for key in _unknown_keys(value, field.annotation))

@@ -5,7 +5,7 @@ RequestId ──> AccessLog ──> CallLimits ──> routes: each layer adds w
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from penstock.frontend.model_loads import ModelUse
 
 _KEY = "call_context"
+IGNORED = "penstock-ignored"
+"""Header that names the fields of the body without effect."""
 _LONGEST_HEADER = 1000
 _TOKEN = re.compile(r"[\w.-]+", re.ASCII)
 UNKNOWN_FIELD = "unknown"
@@ -66,6 +68,12 @@ class CallContext:
     request_stream: RequestStream | None = None
     ignored: dict[str, str] = field(default_factory=dict)
     """Fields of the body that had no effect, with their metrics labels; the header `penstock-ignored` lists them."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers that the middleware adds to the response, known when the call comes."""
+    limit_headers: Callable[[], Mapping[str, str]] = dict
+    """The rate limits of its key, as headers."""
+    status: int | None = None
+    """The response's, once it has begun."""
     failure: str | None = None
     """Why it failed, as a one-word metrics label."""
     model_use: "ModelUse | None" = None
@@ -79,6 +87,13 @@ class CallContext:
         self.receive, self.send_body = _stay_connected, None
         if self.model_use is not None:
             self.model_use.end()
+
+    def response_headers(self) -> dict[str, str]:
+        """All headers that the middleware adds to the response, which begins now."""
+        headers = {**self.headers, **self.limit_headers()}
+        if self.ignored:
+            headers[IGNORED] = self.ignored_header()
+        return headers
 
     def ignored_header(self) -> str:
         """Value of the header that names the ignored fields."""

@@ -9,7 +9,7 @@ import functools
 import math
 from collections.abc import Iterator
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.errors import BodyTimeoutError, BodyTooLargeError, InvalidRequestError, OverloadedError, PenstockError
@@ -113,20 +113,11 @@ class CallLimits:
         if scope["type"] != "http" or is_public(scope):
             await self._app(scope, receive, send)
             return
-        holder: KeyHolder | None = None
-        context = context_of(scope)
-
-        async def send_with_limits(message: Message) -> None:
-            if message["type"] == "http.response.start" and holder is not None:
-                headers = MutableHeaders(scope=message)
-                for name, value in holder.headers().items():
-                    headers[name] = value
-            await send(message)
-
+        context, headers = context_of(scope), Headers(scope=scope)
         try:
             # Before the body is read: a caller without a key makes no other work.
-            holder = self._keys.authenticate(Headers(scope=scope))
-            _enter_headers(context, holder, Headers(scope=scope))
+            holder = self._keys.authenticate(headers)
+            _enter_headers(context, holder, headers)
             with (
                 self._entered(holder) if scope["method"] == "POST" else contextlib.nullcontext(),
                 self._bodies.hold(holder.key.name) as held,
@@ -137,12 +128,12 @@ class CallLimits:
                     context.num_body_bytes, context.receive = len(body), _replay(body, receive)
                     # The application has the only reference: it frees a large body as soon as it is parsed.
                     del body
-                await self._app(scope, context.receive, send_with_limits)
+                await self._app(scope, context.receive, send)
         except PenstockError as error:  # only errors of the middleware: the application answers its own
             response = error_response(error, scope["path"], context)
             if isinstance(error, (BodyTooLargeError, BodyTimeoutError)):
                 response.headers["connection"] = "close"  # the rest of the body may still arrive
-            await response(scope, receive, send_with_limits)
+            await response(scope, receive, send)
         except _ClientGone:
             pass  # the client has disconnected: no response can be sent
 
@@ -215,7 +206,7 @@ class CallLimits:
 
 
 def _enter_headers(context: CallContext, holder: KeyHolder, headers: Headers) -> None:
-    context.key, context.caller = holder.key.name, holder.caller
+    context.key, context.caller, context.limit_headers = holder.key.name, holder.caller, holder.headers
     if (seconds := headers.get(QUEUE_TIMEOUT)) is not None:
         context.queue_timeout = _queue_timeout(seconds)
     context.last_event_id = headers.get("last-event-id")

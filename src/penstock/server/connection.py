@@ -54,15 +54,25 @@ class _Beyond(h11.RemoteProtocolError):
 
 
 class BoundedConnection(h11.Connection):
-    """h11's parser, which also refuses requests above the limits. `reply` is the error reply."""
+    """h11's connection, which also refuses requests above the limits. `reply` is the error reply."""
 
     def __init__(self, limits: CallLimitsConfig) -> None:
         super().__init__(h11.SERVER, limits.max_header_bytes)
         self._limits = limits
         self._num_chunks = self._num_body_bytes = 0
+        self._sends_chunks = False  # whether the current response is in chunks
         self.reply: ErrorReply | None = None
         self.is_head_request = False
         self.path = ""
+
+    def send(self, event: Any) -> Any:
+        if isinstance(event, h11.Data) and self._sends_chunks:
+            # The state stays as it is, and h11 takes a tenth of a streamed token's time to find that out.
+            return b"%x\r\n%b\r\n" % (len(event.data), event.data) if event.data else b""
+        output = super().send(event)
+        if isinstance(event, h11.Response):
+            self._sends_chunks = output is not None and b"\r\ntransfer-encoding: chunked\r\n" in output.lower()
+        return output
 
     @property
     def num_unparsed(self) -> int:

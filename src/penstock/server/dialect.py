@@ -29,7 +29,7 @@ from penstock.frontend.request_stream import RequestStream
 from penstock.frontend.text_encoding import EncodedText
 from penstock.parsers.conversation import ChatFormat, Conversation
 from penstock.server.body_route import LARGE_BODY
-from penstock.server.call_context import CallContext, ContextOf
+from penstock.server.call_context import CallContext, ContextOf, context_of
 from penstock.server.config import seconds_of
 from penstock.server.disconnect import cancelled_on_disconnect, on_disconnect
 from penstock.server.serving import ANY_MODEL, Serving, unknown_model
@@ -497,8 +497,10 @@ async def serving_of(request: Request, context: ContextOf) -> Serving:
 ServingOf = Annotated[Serving, Depends(serving_of)]
 
 
-async def _call(context: ContextOf, serving: ServingOf) -> Call:
-    return Call(context, serving)
+async def _call(request: Request) -> Call:
+    # One dependency, and none within it: FastAPI takes longer to resolve one than it runs.
+    context = context_of(request.scope)
+    return Call(context, await serving_of(request, context))
 
 
 CallOf = Annotated[Call, Depends(_call)]

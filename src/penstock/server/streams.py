@@ -98,12 +98,15 @@ class EventStream(Response):
         try:
             with on_disconnect(receive, self._abort):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                send_body = self._send_body or send
-                async for events in self._events:
-                    await send_body({"type": "http.response.body", "body": events, "more_body": True})
+                # A task: an event resumes it alone, and not all the coroutines of middleware and routes around it.
+                await asyncio.ensure_future(self._send_events(self._send_body or send))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self._abort()
+
+    async def _send_events(self, send_body: Send) -> None:
+        async for events in self._events:
+            await send_body({"type": "http.response.body", "body": events, "more_body": True})
 
 
 class Answer(Protocol):

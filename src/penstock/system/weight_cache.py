@@ -128,13 +128,14 @@ class WeightCache:
         Raises:
             OSError: the folder cannot be read.
         """
-        found = []
-        for file in self._folder.iterdir() if self._folder.exists() else ():
-            if re.fullmatch(r"[0-9a-f]+\.(packed|damaged|tmp)", file.name):
-                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    status = file.lstat()
-                    found.append(CachedFile(file, status.st_size, status.st_mtime, _about(file)))
+        found = [CachedFile(path, status.st_size, status.st_mtime, _about(path)) for path, status in self._found()]
         return sorted(found, key=lambda file: -file.used)
+
+    def _found(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for path in self._folder.iterdir() if self._folder.exists() else ():
+            if re.fullmatch(r"[0-9a-f]+\.(packed|damaged|tmp)", path.name):
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    yield path, path.lstat()
 
     def clear(self) -> list[CachedFile]:
         """Delete all files except those being written, and return them; servers that map one keep it until they end.
@@ -149,13 +150,14 @@ class WeightCache:
             file.path.unlink(missing_ok=True)
         return deleted
 
-    def limit(self) -> int:
-        """Maximum total bytes of its files, from the current free disk space.
+    def usage(self) -> tuple[int, int]:
+        """Total bytes of its files, and the most that they may take, from the current free disk space.
 
         Raises:
             OSError: the folder is missing.
         """
-        return self._bound(sum(file.size for file in self.files() if file.path.suffix != ".tmp"))
+        held = sum(status.st_size for path, status in self._found() if path.suffix != ".tmp")
+        return held, self._bound(held)
 
     def _bound(self, held: int) -> int:
         return min(_MAX_BYTES, (shutil.disk_usage(self._folder).free + held) // _FREE_SPACE_DIVISOR)

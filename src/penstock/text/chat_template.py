@@ -365,8 +365,8 @@ def _is_long(value: object) -> bool:
         left -= 1
         if isinstance(value, str):
             left -= len(value)
-        elif isinstance(value, (Mapping, list, tuple)):
+        elif isinstance(value, (dict, list, tuple)):  # what JSON can hold
             left -= len(value)
             if left > 0:
-                waiting.extend(value.values() if isinstance(value, Mapping) else value)
+                waiting.extend(value.values() if isinstance(value, dict) else value)
     return left <= 0

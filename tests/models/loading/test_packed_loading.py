@@ -60,14 +60,23 @@ def parameters_read(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, 
     ids=["float32", "bfloat16", "int8", "int4"],
 )
 def test_later_starts_read_nothing_and_answer_the_same(
-    options: dict[str, str], tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, str],
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
     cache = tmp_path / "cache"
     plain = tokens(tiny_llama, "off", **options)
     assert not cache.exists()
     assert [tokens(tiny_llama, cache, **options) for _ in range(3)] == [plain] * 3
     assert parameters_read(tiny_llama, cache, monkeypatch, **options) == 0
     assert len(list(cache.glob("*.packed"))) == 1
+    said = re.findall(r"([\d.]+ MiB) of packed weights are cached in (\S+), now (\S+ \S+) of", caplog.text)
+    assert len(said) == 1  # by the first start alone
+    assert said[0][0] == said[0][2]
+    assert said[0][1] == str(cache)
 
 
 @pytest.mark.parametrize("name", ["InternVL", "Mistral 3"])

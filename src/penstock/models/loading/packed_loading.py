@@ -3,9 +3,11 @@
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.checkpoint.checkpoint import Checkpoint
+from penstock.config.byte_counts import in_words
 from penstock.config.settings import Settings
 from penstock.kernels.linear.weight import Packable, Packed
 from penstock.kernels.ops import Ops
@@ -60,11 +62,21 @@ def _pack_and_cache(cache: WeightCache, writer: PackedFileWriter, allocator: All
         weights, is_finished = _finish(writer, factory)
     found = cache.open(writer.key) if is_finished else None
     if found is not None:
-        log.info(
-            "packed weights are cached in %s (`penstock cache` lists such files, and empties the folder)", found.path
-        )
+        _log_usage(cache, found.path)
         _adopt(weights, _lookup_in(found))
     return model
+
+
+def _log_usage(cache: WeightCache, path: Path) -> None:
+    """Log what a new file takes of the disk."""
+    try:
+        size, (held, most) = path.stat().st_size, cache.usage()
+    except OSError:  # deleted meanwhile
+        return
+    log.info(
+        "%s of packed weights are cached in %s, now %s of at most %s (`penstock cache` lists and empties it)",
+        *(in_words(size), path.parent, in_words(held), in_words(most)),
+    )
 
 
 def _finish(writer: PackedFileWriter, factory: WeightFactory) -> tuple[dict[str, Packable], bool]:
