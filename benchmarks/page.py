@@ -1,12 +1,12 @@
 """Generates `docs/performance.md` from the results: python -m benchmarks.page > docs/performance.md."""
 
-import json
 from collections.abc import Callable, Iterator
-from typing import Any
 
+from benchmarks.light_page import LIGHT, LIGHT_NOTES, SETS, light_table, sets_table
 from benchmarks.report import RESULTS
 from benchmarks.speed import roofline
 from benchmarks.speed.scenarios import Scenario
+from benchmarks.tables import number, read, times
 
 INTRO = """\
 # Performance
@@ -60,26 +60,6 @@ rounds.
   ([quantization.md](quantization.md#accuracy)).
 - **Caches**: OpenVINO stores keys and values in 8 bits, Penstock in 8 bits with quantized weights and 16 otherwise."""
 
-LIGHT = """\
-## Install, start, memory, narrower processors
-
-Each row with the command that measures it, on {machine}. Where a bar has a comma, a figure is for 1 stream, a prompt of
-1,024 tokens and 8 streams, as a multiple of llama.cpp's."""
-
-LIGHT_NOTES = """\
-- **Install**: `pip install -c constraints.txt .` in a fresh clone, most of it compiling for this processor
-  ([native-kernels.md](native-kernels.md#build-at-install-time)); a [wheel](native-kernels.md#wheels) compiles nothing.
-  The download is that of the packages that stay; what compiles is downloaded where it is missing, and goes afterwards.
-- **SmolLM2**: Q4_1, 135 M parameters, with cached weights.
-- **AVX2**: llama.cpp is compiled for AVX2, F16C and FMA alone. AVX-VNNI was timed on no machine yet."""
-
-SETS = """\
-### Instruction sets
-
-`python -m benchmarks.speed.instruction_sets`. CPU milliseconds of one thread for a linear map of [3072, 1024], lower is
-better: what a processor that lacks the wider sets loses. `generic` runs on any processor
-([native-kernels.md](native-kernels.md#instruction-sets)), `reference` is PyTorch, here with AVX-512."""
-
 ROOFLINE = """\
 ## Compared with the machine's limits
 
@@ -113,12 +93,6 @@ COSTS = {"load_s": "load time", "peak_rss_mib": "peak memory"}
 """Columns of the summary, of the other rows."""
 NEWEST = "zen4"
 """The machine with results of today's code."""
-
-Row = tuple[str, str, str, str, str]
-"""A row of the table of installs and starts: what, its command, the figure, its bar, llama.cpp's figure."""
-TRIPLE = ("1x32:64", "1x1024:1", "8x64:64")
-WIDE = ("avx512", "avx512_vnni", "avx512_bf16", "amx")
-INTEGERS = ("q4_0", "q4_k", "q8_0", "int8", "int4")
 
 OTHERS = {  # benchmark: (title, command, remark)
     "steps": (
@@ -192,11 +166,6 @@ OTHERS = {  # benchmark: (title, command, remark)
 def machines() -> list[str]:
     """Machines with results: that of today's code, then the newest first."""
     return sorted((f.name for f in RESULTS.iterdir() if f.is_dir()), key=lambda name: (name == NEWEST, name))[::-1]
-
-
-def read(machine: str, name: str) -> dict[str, Any]:
-    file = RESULTS / machine / f"{name}.json"
-    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def page() -> str:
@@ -278,12 +247,24 @@ def claims() -> list[str]:
         kills[f"engines killed under 64 streams: answers {kind}"]["value"] for kind in ("lost", "repeated", "changed")
     )
     return [
+        *installed_claims(),
         f"{single} times as fast as llama.cpp with one stream and {batch} times with eight",
         f"{beside} times as fast as OpenVINO with one or eight streams ({more} with 24 and more",
         f"| {single}, {batch}, {long} | uses llama.cpp | {speeds} (bfloat16, Zen 5) |",
         f"with AVX2 (there {narrow} times as fast as llama.cpp)",
         f"| {load} | uses llama.cpp | {span(ratios(vllm, 'vllm', 'load_s'))} |",
         f"none of {answers:,.0f} answers was lost, repeated or changed",
+    ]
+
+
+def installed_claims() -> list[str]:
+    install = {row: entry["value"] for row, entry in read(NEWEST, "install").items()}
+    if not install:  # not measured on this machine
+        return []
+    return [
+        f"takes {install['pip install of a clone, s']:.0f} seconds on two idle cores",
+        f"downloads {install['download of a plain install, MB']:.0f} MB and takes "
+        f"{install['disk of a plain install, MB']:.0f} MB of disk",
     ]
 
 
@@ -302,15 +283,8 @@ def rate_table(runs: Runs) -> Iterator[str]:
         scenarios = {Scenario.parse(row): rates for row, rates in rows.items() if row not in COSTS}
         for scenario in sorted(scenarios, key=lambda one: (one.output == 1, one.streams, one.shared)):
             ours, theirs = (scenarios[scenario].get(engine) for engine in ("penstock", peer))
-            cells = (model, weights, PEERS[peer], scenario.words, _number(ours), _number(theirs), _times(ours, theirs))
+            cells = (model, weights, PEERS[peer], scenario.words, number(ours), number(theirs), times(ours, theirs))
             yield f"| {' | '.join(cells)} |"
-
-
-def _times(ours: float | None, theirs: float | None) -> str:
-    """The ratio, in bold if it is good."""
-    if not (ours and theirs):
-        return ""
-    return f"**{ours / theirs:.2f}**" if ours > theirs else f"{ours / theirs:.2f}"
 
 
 def cost_table(runs: Runs) -> Iterator[str]:
@@ -322,8 +296,7 @@ def cost_table(runs: Runs) -> Iterator[str]:
             pair = [rows.get(row, {}).get(engine) for engine in ("penstock", peer)]
             least = min((figure for figure in pair if figure is not None), default=None)
             cells += [
-                f"**{_number(figure)}**" if figure is not None and figure == least else _number(figure)
-                for figure in pair
+                f"**{number(figure)}**" if figure is not None and figure == least else number(figure) for figure in pair
             ]
         yield f"| {' | '.join(cells)} |"
 
@@ -348,7 +321,7 @@ def ceiling_table() -> Iterator[str]:
     yield f"|---|{'---|' * len(machines())}"
     shares = {m: _linear_shares(m) | read(m, "attention").get("share of the ceiling", {}) for m in machines()}
     for kernel in dict.fromkeys(name for of_machine in shares.values() for name in of_machine):
-        yield f"| {kernel} | {' | '.join(_number(shares[m].get(kernel)) for m in machines())} |"
+        yield f"| {kernel} | {' | '.join(number(shares[m].get(kernel)) for m in machines())} |"
 
 
 def _linear_shares(machine: str) -> dict[str, float]:
@@ -369,94 +342,7 @@ def bar_table(name: str) -> Iterator[str]:
     for row in dict.fromkeys(row for rows in results.values() for row in rows):
         entries = [results[machine].get(row, {}) for machine in having]
         bar = next((entry["bar"] for entry in entries if entry.get("bar") is not None), None)
-        yield f"| {row} | {' | '.join(_number(entry.get('value')) for entry in entries)} | {_number(bar)} |"
-
-
-def light_table(machine: str) -> Iterator[str]:
-    """The bars of installs, starts, memory and narrower processors."""
-    yield "| | command, `python -m benchmarks.` | Penstock | bar | llama.cpp |"
-    yield "|---|---|---|---|---|"
-    for row in (*_started(machine), *_installed(machine), *_beside_llamacpp(machine), *_of_sets(machine)):
-        yield f"| {' | '.join(row)} |"
-
-
-def _started(machine: str) -> Iterator[Row]:
-    rows = read(machine, "startup")
-    smollm2 = "SmolLM2-135M-Instruct.Q4_1"
-    for name, words in (("demo model", "demo model"), (smollm2, "SmolLM2")):
-        for row in ("whole process, s", "CPU seconds", "peak memory, MiB"):
-            what = f"`penstock generate`, one token, {words}: {row}"
-            yield _entry(what, "speed.startup", rows, f"penstock generate, {name}, {row}", f"llama.cpp, {name}, {row}")
-    row = "penstock serve, from the command to the first token, s"
-    yield _entry("`penstock serve` until the first token over HTTP, demo model, s", "speed.startup", rows, row)
-
-
-def _installed(machine: str) -> Iterator[Row]:
-    rows = read(machine, "install")
-    for row in rows:
-        yield _entry(row, "speed.install", rows, row)
-
-
-def _entry(what: str, command: str, rows: dict[str, Any], row: str, peer: str = "") -> Row:
-    value, theirs = rows.get(row, {}), rows.get(peer, {})
-    bar = "" if value.get("bar") is None else f"≤ {_number(value['bar'])}"
-    return what, f"`{command}`", _number(value.get("value")), bar, _number(theirs.get("value"))
-
-
-def _beside_llamacpp(machine: str) -> Iterator[Row]:
-    runs = read(machine, "peers")
-    rows = runs.get("qwen3-0.6b q4_k_m llamacpp", {}).get("peak_rss_mib", {})
-    if rows:
-        ours, theirs = rows["penstock"], rows["llamacpp"]
-        what = "Qwen3-0.6B's shape, Q4_K_M, 12 streams: peak memory, MiB"
-        figure = f"{_number(ours)} ({_times(ours, theirs)} times)".replace("*", "")
-        yield what, "`speed.peers MODEL q4_k_m llamacpp`", figure, "≤ 1.15 times", _number(theirs)
-    for weights in ("q4_0", "q8_0", "q4_k_m"):
-        for isa in ("avx2", "avx_vnni"):
-            of_run = runs.get(f"qwen3-0.6b {weights}/{isa} llamacpp", {})
-            rates = {Scenario.parse(row): rates for row, rates in of_run.items() if row not in COSTS}
-            wanted = [rates.get(Scenario.parse(scenario)) for scenario in TRIPLE]
-            if all(wanted):
-                times = [f"{each['penstock'] / each['llamacpp']:.2f}" for each in wanted if each]
-                what = f"{weights.upper()} on {isa.upper().replace('_', '-')}: speed, times llama.cpp's"
-                command = f"`speed.peers MODEL {weights} llamacpp --isa {isa} --libraries DIR`"
-                yield what, command, ", ".join(times), "≥ 1.0, 1.5, 2.0", "1"
-
-
-def _of_sets(machine: str) -> Iterator[Row]:
-    rows = read(machine, "instruction_sets")
-    command = "`speed.instruction_sets`"
-    gains = {
-        kind: row["avx2"] / min(row[name] for name in WIDE if name in row)
-        for kind in INTEGERS
-        if any(name in (row := rows.get(f"{kind} 1", {})) for name in WIDE)
-    }
-    if gains:
-        what = "one row of integers on AVX-512: speed, times that on AVX2"
-        yield what, command, f"{min(gains.values()):.2f} to {max(gains.values()):.2f}", "≥ 1.0", ""
-    losses = [row["generic"] / row["avx2"] for row in rows.values() if "generic" in row]
-    if losses:
-        yield "`generic`: time, times that of AVX2", command, f"{min(losses):.1f} to {max(losses):.1f}", "", ""
-    for name, ratios_ in read(machine, "compare_trees").items():
-        figures = ", ".join(f"{ratio:.2f}" for ratio in ratios_.values())
-        yield f"{name}: speed, times the version's before", "`speed.compare_trees`", figures, "≥ 0.98", ""
-
-
-def sets_table(machine: str) -> Iterator[str]:
-    rows = read(machine, "instruction_sets")
-    names = list(dict.fromkeys(name for row in rows.values() for name in row))
-    yield f"| weights | tokens | {' | '.join(f'`{name}`' for name in names)} |"
-    yield f"|---|--:|{'--:|' * len(names)}"
-    for row, taken in rows.items():
-        kind, tokens = row.split()
-        cells = (f"{taken[name]:.2g}" if name in taken else "" for name in names)
-        yield f"| {kind} | {tokens} | {' | '.join(cells)} |"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
+        yield f"| {row} | {' | '.join(number(entry.get('value')) for entry in entries)} | {number(bar)} |"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 // length, nor on whether weights are multiplied packed or unpacked to bytes.
 #pragma once
 
-#include "linear_integer_layout.h"
+#include "linear_int8_rows.h"
 
 namespace penstock {
 namespace PENSTOCK_ISA {
@@ -100,20 +100,8 @@ struct Blocks {
     Coarse coarse;
 };
 
-// Activations in int8. What products of adjacent rows need lies together.
-struct Int8Rows {
-    int8_t* x;       // [blocks][count][64]
-    float* scales;   // [groups of 32][count]: equal ones for the groups of 128 columns that share one
-    float* sums;     // [groups of 32 or 16][count]: sums of x
-    int32_t* first;  // [groups of 32 or 16][count]: initial values of integer sums, which subtract the centre's products
-    int64_t count;   // rows, with padding
-
-    // Rows with padding, so that many rows' blocks use different cache sets.
-    static int64_t padded(int64_t rows) { return rows < kPaddedRows ? rows : rows | 1; }
-    static constexpr int64_t kPaddedRows = 16;
-
-    int8_t* block(int64_t row, int64_t at) const { return x + (at * count + row) * IntegerLayout::kColumns; }
-
+// Products of rows with blocks of weights.
+struct Int8Rows : QuantizedRows {
     // Add the products of R rows and Wide vectors of the blocks to `totals`, which stay in registers, like the integer
     // sums of the current group. A block's scales have `Vectors` vectors. Halves: groups have 16 columns.
     // `bytes(lines, offsets, group, step, v)` returns a vector's bytes of a step; `offsets` are the group's. `lacking(lines,
@@ -278,21 +266,10 @@ struct Integers : InBlocks {
         }
     }
 
-    // With two-byte activations a token takes two rows: the rounded values, and the quantized remainders.
     void prepare(const Row& row, int64_t token) const {
-        if (layout.coarse == kCoarseActivations) return prepare_coarse(row, token);
-        const int64_t first = token * passes, groups = (row.count + kColumns - 1) / kColumns * 2;
-        for (int64_t g = 0; g < groups; g++) {
-            int32_t sums[2], rest_sums[2];
-            int8_t* x = rows.block(first, g / 2) + g % 2 * 32;
-            if (passes == 1) {
-                note(first, g, to_int8_by_32(row, 32 * g, x, sums), sums);
-            } else {
-                const float scale = to_int8_twice_by_32(row, 32 * g, x, x + kColumns, sums, rest_sums);
-                note(first, g, scale, sums);
-                note(first + 1, g, scale / 254.0f, rest_sums);
-            }
-        }
+        const int32_t centre = layout.offset == kCentre ? static_cast<int32_t>(layout.centre) : kOpenedCentre;
+        const int32_t zero = (layout.offset == kMinimum ? 0 : centre) - (Bits == 8 && kSignsBytes ? kOpenedCentre : 0);
+        rows.quantize(row, token, {passes, kHalves, zero, layout.coarse == kCoarseActivations});
     }
 
     // Unpack the slice's blocks to `bytes`.
@@ -328,34 +305,6 @@ struct Integers : InBlocks {
     static void begin(int64_t, Sums& sums) { sums.fill(zero_f32()); }
 
   private:
-    // The same for activations in groups of 128 columns: all groups of 32 in them get the same scale.
-    void prepare_coarse(const Row& row, int64_t token) const {
-        constexpr int halves = 2 * kCoarseBlocks * 2;
-        const int64_t width = round_up(row.count, kColumns);
-        for (int64_t first = 0; first < width; first += kLanes * halves) {
-            int32_t sums[halves];
-            const int64_t count = std_min(width - first, kLanes * halves);
-            const float scale = to_int8_by_halves<halves>(row, first, count, [&](int half, i32x16 x, int32_t sum) {
-                narrow_i8(rows.block(token, first / kColumns + half / 4) + half % 4 * kLanes, x);
-                sums[half] = sum;
-            });
-            for (int64_t g = 0; g < count / 32; g++) note(token, first / 32 + g, scale, {sums[2 * g], sums[2 * g + 1]});
-        }
-    }
-
-    // The scale of a row's group of 32, and the sums of its integers.
-    void note(int64_t row, int64_t group, float scale, const int32_t (&sums)[2]) const {
-        const int32_t centre = layout.offset == kCentre ? static_cast<int32_t>(layout.centre) : kOpenedCentre;
-        const int32_t zero = (layout.offset == kMinimum ? 0 : centre) - (Bits == 8 && kSignsBytes ? kOpenedCentre : 0);
-        rows.scales[group * rows.count + row] = scale;
-        for (int h = 0; h < kHalves; h++) {
-            const int32_t sum = Halves ? sums[h] : sums[0] + sums[1];
-            const int64_t at = (group * kHalves + h) * rows.count + row;
-            rows.sums[at] = static_cast<float>(sum);
-            rows.first[at] = -zero * sum;
-        }
-    }
-
     // Maximum rows whose sums over two groups fit the registers.
     static constexpr int kFew = kWide < kVectors ? 0 : 2;
     // Whether small batches load the next data directly instead of prefetching it: a block then takes few enough
@@ -403,44 +352,48 @@ struct Integers : InBlocks {
     // Add the products of R rows with packed blocks.
     template <int R>
     void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
-        if constexpr (kDotsBytes && (Bits == 4 || Bits == 5)) {
-            if (takes_fractions())
-                return add_packed<R>(slice, token, prefetch, sums, kCentre,
-                                     [](const uint8_t* lines, const float* offsets, int group, auto step, auto v)
-                                         __attribute__((always_inline)) {
-                                             return Values<Bits>::template fractions<step>(
-                                                 lines + 64 * v, group, load_i32(offsets + v * kLanes));
-                                         });
-        }
-        add_packed<R>(slice, token, prefetch, sums, layout.offset,
-                      [](const uint8_t* lines, const float*, int group, auto step, auto v)
-                          __attribute__((always_inline)) {
-                              return packed_bytes(
-                                  Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group)));
-                          });
-    }
-
-    template <int R, class Bytes>
-    inline __attribute__((always_inline)) void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums,
-                                                          int32_t offset, const Bytes& bytes) const {
         constexpr int wide = R > kMaxRows && kWide > 2 ? kWide / 4 : kWide / 2;
+        const bool taken = takes_fractions();
         alignas(64) float scales[kSlice][2][kGroups * kPanel];
         for (int64_t first = 0; first < slice.count; first += kSlice) {
             const int64_t count = std_min(slice.count - first, kSlice);
             for (int64_t b = 0; b < count; b++)
-                read(data_of(slice, first + b), slice.first + first + b, takes_fractions(), scales[b][0], scales[b][1]);
+                read(data_of(slice, first + b), slice.first + first + b, taken, scales[b][0], scales[b][1]);
             for (int vector = 0; vector < kVectors; vector += wide) {
                 for (int64_t b = 0, run; b < count; b += run) {  // blocks of one span, evenly spaced
                     run = std_min(count - b, layout.left_of_span(slice.first + first + b));
                     const Blocks blocks{data_of(slice, first + b) + layout.header + 64 * vector,
                                         scales[b][0] + vector * kLanes, scales[b][1] + vector * kLanes,
-                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel, offset,
-                                        layout.coarse};
-                    rows.add_blocks<Bits, Halves, R, wide, kVectors>(
-                        blocks, bytes, [](const uint8_t*, int) { return zero_i32(); }, token, prefetch, sums, vector);
+                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel,
+                                        taken ? kCentre : layout.offset, layout.coarse};
+                    add_packed<R, wide>(blocks, taken, token, prefetch, sums, vector);
                 }
             }
         }
+    }
+
+    // The same for Wide vectors of evenly spaced blocks; `taken`: their zero points are subtracted here.
+    template <int R, int Wide>
+    inline __attribute__((always_inline)) void add_packed(const Blocks& blocks, bool taken, int64_t token,
+                                                          Fetch& prefetch, Sums* sums, int vector) const {
+        const auto lacking = [](const uint8_t*, int) { return zero_i32(); };
+        if constexpr (kDotsBytes && (Bits == 4 || Bits == 5)) {
+            if (taken)
+                return rows.add_blocks<Bits, Halves, R, Wide, kVectors>(
+                    blocks,
+                    [](const uint8_t* lines, const float* offsets, int group, auto step, auto v)
+                        __attribute__((always_inline)) {
+                            return Values<Bits>::template fractions<step>(lines + 64 * v, group,
+                                                                          load_i32(offsets + v * kLanes));
+                        },
+                    lacking, token, prefetch, sums, vector);
+        }
+        rows.add_blocks<Bits, Halves, R, Wide, kVectors>(
+            blocks,
+            [](const uint8_t* lines, const float*, int group, auto step, auto v) __attribute__((always_inline)) {
+                return packed_bytes(Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group)));
+            },
+            lacking, token, prefetch, sums, vector);
     }
 
     // Add the products of a few rows with packed blocks, both groups of 32 of a block at once.
@@ -487,19 +440,20 @@ struct Integers : InBlocks {
                                  __attribute__((always_inline)) {
                 if (!kTouches) prefetch.steps(2);
                 i32x16 weight[2][kVectors];
-                if constexpr (Bits < 8)
-                    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
+                if constexpr (Bits < 8) {
+#pragma GCC unroll 4
+                    for (int v = 0; v < kVectors; v++)
                         Values<Bits>::template pair<step>(of_step + 64 * v, weight[0][v], weight[1][v]);
-                    });
-                unrolled<2 * R>([&](auto part) __attribute__((always_inline)) {
-                    constexpr int r = part % R, group = part / R;
+                }
+                for_sums<2, R>([&](int group, int r) __attribute__((always_inline)) {
                     int32_t bits;
                     std::memcpy(&bits, x_of_step + kColumns * r + 32 * group + 4 * step, 4);
-                    unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-                        if constexpr (Bits == 8 && r == 0)
+#pragma GCC unroll 4
+                    for (int v = 0; v < kVectors; v++) {
+                        if (Bits == 8 && r == 0)
                             weight[group][v] = Values<8>::template step<step>(of_step + 64 * v, group, zero_i32());
                         sum[group][r][v] = dot_u8_i8(sum[group][r][v], weight[group][v], set_i32(bits));
-                    });
+                    }
                 });
             };
             if constexpr (Bits == 5) {
@@ -515,23 +469,24 @@ struct Integers : InBlocks {
                         add(std::integral_constant<int, step>(), lines + (Bits == 8 ? 2 : 1) * i * kLine, x + 4 * i);
                 });
             }
-            unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-                f32x16 total[R];
-                if (half < kHalves - 1) {
-                    for_sums<2, R>([&](int group, int r) { before[group][r][v] = to_f32(sum[group][r][v]); });
-                    return;
-                }
-                unrolled<R>([&](auto r) __attribute__((always_inline)) {
-                    total[r] = fresh ? zero_f32() : load_f32(totals[r].lane[v]);
-                });
-                f32x16 scale;
-                unrolled<2 * kHalves>([&](auto part) __attribute__((always_inline)) {
-                    constexpr int group = part / kHalves, of_half = part % kHalves;
+            if (half < kHalves - 1) {
+                for_sums<2 * R, kVectors>([&](int i, int v) { before[i / R][i % R][v] = to_f32(sum[i / R][i % R][v]); });
+                return;
+            }
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; v++) {
+                f32x16 total[R], scale;
+#pragma GCC unroll 2
+                for (int r = 0; r < R; r++) total[r] = fresh ? zero_f32() : load_f32(totals[r].lane[v]);
+#pragma GCC unroll 4
+                for (int part = 0; part < 2 * kHalves; part++) {
+                    const int group = part / kHalves, of_half = part % kHalves;
                     const int64_t place = part * of.groups / kGroups * kPanel;
                     scale = of.scales_of<Of>(stored + place * of.scale_bytes, supers, v);
                     const f32x16 taken = of.offsets_of<Of>(
                         stored + kPanel * std_max(of.groups, 1) * of.scale_bytes + place * of.offset_bytes, supers, v);
-                    unrolled<R>([&](auto r) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+                    for (int r = 0; r < R; r++) {
                         const int64_t index = 2 * at + group, row = token + r;
                         const f32x16 x_sum = set_f32(from.sums[(index * kHalves + of_half) * from.count + row]);
                         const f32x16 x_scale = set_f32(from.scales[index * from.count + row]);
@@ -540,19 +495,23 @@ struct Integers : InBlocks {
                         if (of.coarse == kCoarseActivations) {
                             total[r] = fma(value, scale, total[r]);
                             if (Of::kOffset == kMinimum) total[r] = fnma(taken, x_sum, total[r]);
-                            return;
+                            continue;
                         }
                         if (of.coarse == kFine) value = mul(value, scale);
                         if (Of::kOffset == kMinimum) value = fnma(taken, x_sum, value);
                         total[r] = fma(value, x_scale, total[r]);
-                    });
-                });
-                unrolled<R>([&](auto r) __attribute__((always_inline)) {
-                    if (!coarse) return store_f32(totals[r].lane[v], total[r]);
+                    }
+                }
+#pragma GCC unroll 2
+                for (int r = 0; r < R; r++) {
+                    if (!coarse) {
+                        store_f32(totals[r].lane[v], total[r]);
+                        continue;
+                    }
                     if (of.coarse == kCoarseActivations) scale = set_f32(from.scales[2 * at * from.count + token + r]);
                     store_f32(coarse[r].lane[v], fma(total[r], scale, load_f32(coarse[r].lane[v])));
-                });
-            });
+                }
+            }
         });
         fetched = prefetch;
     }
@@ -565,8 +524,10 @@ struct Integers : InBlocks {
     bool takes_fractions() const { return kDotsBytes && layout.offset == kFraction; }
 
     // A block's scales and offsets, [kGroups][64 rows]. Taken: offsets are what is added to bytes to subtract their zero
-    // points; otherwise zero points are relative to kOpenedCentre, which `Int8Rows::first` subtracts.
-    void read(const uint8_t* data, int64_t at, bool taken, float* scales, float* offsets) const {
+    // points; otherwise zero points are relative to kOpenedCentre, which `QuantizedRows::first` subtracts. Not inlined: two
+    // thirds of the code of `accumulate` would be copies of this.
+    __attribute__((noinline)) void read(const uint8_t* data, int64_t at, bool taken, float* scales,
+                                        float* offsets) const {
         if (taken) return layout.read_units<kGroups>(data, at, scales, offsets);
         layout.read<kGroups>(data, at, scales, offsets);
         for (int i = 0; has_zeros() && i < kGroups * kPanel; i += kLanes)

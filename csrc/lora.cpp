@@ -144,6 +144,14 @@ inline void with_number(int64_t n, const Body& body) {
     }
 }
 
+// Calls body(at, whole<n>) for `count` ranks or vectors: n at a time from `at` on, kTogether or, of the last few, one.
+template <class Body>
+inline void in_groups(int64_t count, const Body& body) {
+    int64_t at = 0;
+    for (; at + kTogether <= count; at += kTogether) body(at, Whole<kTogether>());
+    for (; at < count; at++) body(at, Whole<1>());
+}
+
 // The function that loads the first `count` of 16 elements of a type.
 template <class Body>
 void with_type(int32_t dtype, const Body& body) {
@@ -186,8 +194,9 @@ void shrink_all(const LoraArgs& args, int64_t stride, const Load& load) {
         const LoraMap* map = item.run.maps;
         int64_t part = item.part;
         for (int64_t size; part >= (size = (map->rank + kManyRanks - 1) / kManyRanks); map++) part -= size;
-        const int64_t last_rank = std_min(map->rank, (part + 1) * kManyRanks);
-        for (int64_t rank = part * kManyRanks; rank < last_rank; rank += kTogether) {
+        const int64_t first_rank = part * kManyRanks, ranks = std_min(map->rank - first_rank, kManyRanks);
+        in_groups(ranks, [&](int64_t group, auto several) {
+            const int64_t rank = first_rank + group;
             const void* a = element_at(map->a, args.dtype, rank * args.columns);
             for (int64_t row = item.first; row < item.last; row += kTogether) {
                 const void* x[kTogether] = {};
@@ -198,12 +207,10 @@ void shrink_all(const LoraArgs& args, int64_t stride, const Load& load) {
                     y[i] = args.scratch + at * stride + map->first_rank + rank;
                 }
                 with_number(item.last - row, [&](auto rows) __attribute__((always_inline)) {
-                    with_number(last_rank - rank, [&](auto ranks) __attribute__((always_inline)) {
-                        shrink<decltype(rows)::value, decltype(ranks)::value>(load, x, a, args.columns, map->scale, y);
-                    });
+                    shrink<decltype(rows)::value, decltype(several)::value>(load, x, a, args.columns, map->scale, y);
                 });
             }
-        }
+        });
     });
 }
 
@@ -231,9 +238,9 @@ void expand_all(const LoraArgs& args, int64_t stride, const Load& load) {
                 y[i] = args.y + at * args.y_columns + map->first;
             }
             with_number(item.last - row, [&](auto rows) __attribute__((always_inline)) {
-                with_number(vectors, [&](auto several) __attribute__((always_inline)) {
+                in_groups(vectors, [&](int64_t vector, auto several) __attribute__((always_inline)) {
                     expand<decltype(rows)::value, decltype(several)::value>(load, h, map->b, map->rows, map->rank,
-                                                                            first, y);
+                                                                            first + vector * kLanes, y);
                 });
             });
         }
@@ -245,12 +252,9 @@ template <class Load>
 void expand_row(const Load& load, const LoraMap& map, const float* of_ranks, float* y) {
     const float* h[kTogether] = {of_ranks};
     float* to[kTogether] = {y};
-    for (int64_t first = 0; first < map.rows; first += kOutputs) {
-        const int64_t vectors = (std_min(kOutputs, map.rows - first) + kLanes - 1) / kLanes;
-        with_number(vectors, [&](auto several) __attribute__((always_inline)) {
-            expand<1, decltype(several)::value>(load, h, map.b, map.rows, map.rank, first, to);
-        });
-    }
+    in_groups((map.rows + kLanes - 1) / kLanes, [&](int64_t vector, auto several) __attribute__((always_inline)) {
+        expand<1, decltype(several)::value>(load, h, map.b, map.rows, map.rank, vector * kLanes, to);
+    });
 }
 
 // Adds a map's update for the id of a row to the row.
@@ -284,14 +288,12 @@ void lora_row(const LoraMaps& maps, int32_t dtype, const void* x, int64_t column
         for (int64_t i = 0; i < y_columns; i++) y[i] = -0.0f;
     with_type(dtype, [&](const auto& load) {
         for (const LoraMap* map = maps.maps; map < maps.maps + maps.count; map++) {
-            for (int64_t rank = 0; rank < map->rank; rank += kTogether) {
+            in_groups(map->rank, [&](int64_t rank, auto several) __attribute__((always_inline)) {
                 const void* row[kTogether] = {x};
                 float* to[kTogether] = {of_ranks + rank};
                 const void* a = element_at(map->a, dtype, rank * columns);
-                with_number(map->rank - rank, [&](auto ranks) __attribute__((always_inline)) {
-                    shrink<1, decltype(ranks)::value>(load, row, a, columns, map->scale, to);
-                });
-            }
+                shrink<1, decltype(several)::value>(load, row, a, columns, map->scale, to);
+            });
             expand_row(load, *map, of_ranks, y + map->first);
         }
     });

@@ -27,6 +27,8 @@ else:
 
 ROOT = Path(__file__).parents[2]
 MB = 1e6
+HIDDEN = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
+"""Variables of this process that would change the install or its size."""
 Rows = dict[str, tuple[float, float | None]]
 
 
@@ -36,8 +38,8 @@ def size(folder: Path) -> float:
 
 
 def environment() -> dict[str, str]:
-    """Without this process's Penstock."""
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    """The environment of pip."""
+    return {name: value for name, value in os.environ.items() if name not in HIDDEN}
 
 
 class Pip:
@@ -52,7 +54,7 @@ class Pip:
         self._folder = folder
 
     def run(self, *arguments: str) -> str:
-        command = [self.python, "-m", "pip", "-q", "--no-cache-dir", *arguments]
+        command = [self.python, "-m", "pip", "--no-cache-dir", *arguments]
         return subprocess.run(
             command, check=True, cwd=self.clone, env=environment(), stdout=subprocess.PIPE, text=True
         ).stdout
@@ -65,14 +67,14 @@ class Pip:
     def download(self, requirements: list[str]) -> float:
         """MB of their files."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            self.run("download", "--no-deps", "--dest", folder, *requirements)
+            self.run("download", "-q", "--no-deps", "--dest", folder, *requirements)
             return size(Path(folder))
 
 
 def plain_install(pip: Pip) -> Rows:
     before, used = size(pip.packages), resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
-    pip.run("install", "-c", "constraints.txt", ".")
+    pip.run("install", "-q", "-c", "constraints.txt", ".")
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
     return {
@@ -90,11 +92,11 @@ def plain_install(pip: Pip) -> Rows:
 def extra(pip: Pip, name: str, requirements: list[str], plain: list[str]) -> Rows:
     """What an extra adds to a plain install."""
     with tempfile.TemporaryDirectory(dir=pip.clone.parent) as folder:
-        pip.run("install", "-c", "constraints.txt", "--target", folder, *requirements)
+        pip.run("install", "-q", "-c", "constraints.txt", "--target", folder, *requirements)
         listed = pip.run("list", "--format", "freeze", "--path", folder).splitlines()
     added = sorted(set(listed) - set(plain))
     with tempfile.TemporaryDirectory(dir=pip.clone.parent) as folder:
-        pip.run("install", "--no-deps", "--target", folder, *added)
+        pip.run("install", "-q", "--no-deps", "--target", folder, *added)
         taken = size(Path(folder))
     return {f"{name}, download, MB": (pip.download(added), None), f"{name}, disk, MB": (taken, None)}
 

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -552,14 +552,16 @@ class LLM:
 
 
 def _start(config: EngineConfig, chat_template: str | None) -> "tuple[Core, Future[Tokenizer | None]]":
-    """Build the engine and load the tokenizer, which a thread loads concurrently with the weights."""
+    """Build the engine and load the tokenizer, which a thread loads beside the engine's modules and the weights."""
     model = config.model
-    with startup.starting(config) as start, ThreadPoolExecutor(1, "tokenizer") as beside:
-        from penstock.engine.build import build
-
-        start.imported()
+    with ThreadPoolExecutor(1, "tokenizer") as beside:
         tokenizer = beside.submit(lambda: Tokenizer.load(resolve_path(model.model, model.revision), chat_template))
-        return build(config, start), tokenizer
+        with startup.starting(config) as start:
+            from penstock.engine.build import build
+
+            core = build(config, start)
+            wait((tokenizer,))  # so that the memory that it no longer needs is returned, too
+    return core, tokenizer
 
 
 def _bar(total: int) -> "tqdm[Any]":

@@ -12,11 +12,10 @@ from penstock.engine import build, startup
 from penstock.models.loading import packed_key
 
 
-def test_garbage_is_not_collected_until_all_is_imported() -> None:
-    with startup.starting(EngineConfig()) as start:
+def test_garbage_is_not_collected_until_all_is_imported_and_loaded() -> None:
+    with startup.starting(EngineConfig()):
         assert not gc.isenabled()
-        start.imported()
-        assert gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_packed_weights_are_looked_for_only_while_there_is_something_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,12 +44,11 @@ def test_what_was_imported_counts_as_old_and_what_was_frozen_stays_so(frozen: bo
         gc.freeze()
     count = gc.get_freeze_count()
     try:
-        with startup.starting(EngineConfig()) as start:
+        with startup.starting(EngineConfig()):
             new = [[number] for number in range(1000)]
-            start.imported()
-            assert count - 100 < gc.get_freeze_count() <= count  # a frozen object may be freed
-            young = {id(each) for generation in (0, 1) for each in gc.get_objects(generation)}
-            assert frozen or not young.intersection(map(id, new))
+        assert count - 100 < gc.get_freeze_count() <= count  # a frozen object may be freed
+        young = {id(each) for generation in (0, 1) for each in gc.get_objects(generation)}
+        assert frozen or not young.intersection(map(id, new))
     finally:
         gc.unfreeze()
 

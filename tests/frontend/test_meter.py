@@ -23,18 +23,18 @@ def meter_of(*replicas: int) -> tuple[Meter, Metrics]:
 def test_counters_of_engines_and_their_successors_add_up_however_often_they_are_read() -> None:
     meter, metrics = meter_of(0, 1)
     meter.record_stats(STATS, 0)
-    meter.settle()
+    meter.settle(num_queued=0)
     meter.record_stats(replace(STATS, steps=9), 0)
     meter.record_stats(STATS, 1)
-    meter.settle()
-    meter.settle()
+    meter.settle(num_queued=0)
+    meter.settle(num_queued=0)
     assert metrics.steps.values == {"": 16}
     assert metrics.replica_steps.values == {"0": 9, "1": 7}
     meter.record_stats(replace(STATS, steps=12), 0)
     meter.set_engine_info(INFO, 0)
     meter.record_stats(replace(STATS, steps=1), 0)
     meter.forget_replica(1)
-    meter.settle()
+    meter.settle(num_queued=0)
     assert metrics.steps.values == {"": 12 + 1 + 7}, "what was not read before an engine's end counts"
     assert metrics.kv_blocks.values == {"held": 30, "cached": 10, "free": 60}
     assert metrics.running.values == {"": 2}
@@ -45,5 +45,14 @@ def test_steps_are_counted_when_they_are_read_and_are_not_kept_without_bound() -
     for _ in range(MAX_STEPS_KEPT + 3):
         meter.record_step(StepRecord(0.0, 0.1, 0.5, 0.1, StepTrace(4, 2)))
     assert metrics.tokens_a_step.total == 4 * MAX_STEPS_KEPT
-    meter.settle()
+    meter.settle(num_queued=0)
     assert metrics.tokens_a_step.total == 4 * (MAX_STEPS_KEPT + 3)
+
+
+def test_waiting_requests_are_those_that_are_queued_when_the_metrics_are_read() -> None:
+    meter, metrics = meter_of(0)
+    meter.record_stats(STATS, 0)
+    for num_queued in (3, 0):  # the last may have left the queue without being sent
+        meter.settle(num_queued)
+        assert metrics.fleet_queued.values == {"": num_queued}
+        assert metrics.waiting.values == {"": STATS.num_waiting + num_queued}

@@ -4,10 +4,11 @@ SamplingParams ──make_request──> Request(ResolvedParams) ──engine─
 (what a user writes)             (what the engine is sent)           (per step)         (what a user reads)
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from penstock.api.sampling_params import ResolvedParams
+from penstock.dataclass import dataclass
 
 
 class FinishReason(str, Enum):

@@ -7,10 +7,11 @@ SamplingParams ──InputProcessor.make_request──> ResolvedParams
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeVar, get_args
 
 from penstock.api.transcript_rules import TranscriptRules
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 
 T = TypeVar("T")

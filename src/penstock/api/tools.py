@@ -5,10 +5,11 @@ import json
 import re
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from penstock.api.subschemas import map_schemas, without_nulls
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 
 Choice = Literal["auto", "required", "none"]

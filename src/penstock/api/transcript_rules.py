@@ -1,7 +1,6 @@
 """Rules for the tokens of a transcript, as plain data."""
 
-from dataclasses import dataclass
-
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 
 

@@ -10,12 +10,13 @@ commands, keep each other's changes.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
 
 from penstock.checkpoint.created import remove_adapter
 from penstock.checkpoint.data_folder import data_folder, locked, replace_synced, write_synced
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 
 _MAX_BYTES = 64 * 2**20

@@ -16,7 +16,6 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -27,6 +26,7 @@ from penstock.checkpoint.generation_config import unheeded as unheeded_settings
 from penstock.checkpoint.gguf.file import GGUFFile, choose_gguf, is_gguf, model_name, open_gguf, parts_of
 from penstock.checkpoint.hub_cache import cached_folder, hub_answers
 from penstock.config.engine_config import ModelConfig, parse_overrides
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, ConfigError, shown
 
 if TYPE_CHECKING:

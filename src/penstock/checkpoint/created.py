@@ -20,12 +20,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from penstock.checkpoint.data_folder import data_folder, locked, replace_synced, write_synced
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 RECIPE = "penstock.json"

@@ -12,12 +12,13 @@ config_sentence_transformers.json     prompts to put before texts, truncation of
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from penstock.checkpoint.checkpoint import Checkpoint, read_json, read_text
 from penstock.checkpoint.gguf.file import GGUFFile
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 Task = Literal["generate", "embed", "score"]

@@ -3,11 +3,11 @@
 Each key is either read, or known to change no answer of a causal model, or reported (`unheeded`).
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.api.sampling_params import MAX_BAD_WORDS, MAX_BIAS
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 _MAX_TOKEN_ID = 2**31 - 1

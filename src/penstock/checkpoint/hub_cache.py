@@ -10,12 +10,12 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from penstock.checkpoint.gguf.file import choose_gguf, is_model_name, model_name, parts_of
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 
 if TYPE_CHECKING:  # importing it takes a quarter of a second

@@ -8,11 +8,11 @@ mmproj*.gguf               all of this, beside a GGUF file of a text model
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.checkpoint.checkpoint import Checkpoint, read_json
 from penstock.config.image_input import GEMMA4_TOKENS, ImageInput
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 _CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)

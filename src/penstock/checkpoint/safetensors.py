@@ -12,10 +12,10 @@ import json
 import math
 import mmap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 if TYPE_CHECKING:  # facts of a checkpoint are read before numpy is imported

@@ -6,13 +6,14 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from pathlib import Path
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint, weight_files
 from penstock.checkpoint.created import version_of
 from penstock.checkpoint.safetensors import read_header
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)

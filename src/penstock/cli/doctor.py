@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +21,7 @@ from penstock import __version__
 from penstock.cli.parser import Parser
 from penstock.config.byte_counts import in_words
 from penstock.config.settings import packed_cache_folder
+from penstock.dataclass import dataclass
 from penstock.errors import MissingTorchError, PenstockError
 from penstock.system.host import free_memory, physical_cores
 

@@ -7,10 +7,11 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass
+from dataclasses import Field
 from typing import Any
 
 from penstock.config.engine_config import FOREIGN_OPTIONS
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.system.toml import read_toml
 

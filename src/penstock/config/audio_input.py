@@ -1,6 +1,6 @@
 """How a checkpoint transcribes: the features of its windows of audio, and the tokens that control it. Plain data."""
 
-from dataclasses import dataclass
+from penstock.dataclass import dataclass
 
 SAMPLE_RATE = 16_000
 """Samples a second of the audio that features are made of."""

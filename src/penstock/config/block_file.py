@@ -1,11 +1,11 @@
 """The file in which an engine stores computed KV blocks, for itself (`--kv-disk`) or for the engines that decode."""
 
 import os
-from dataclasses import dataclass
 
 from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import EngineConfig
 from penstock.config.memory import MemoryPlan
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 
 

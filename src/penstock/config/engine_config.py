@@ -10,13 +10,14 @@ import json
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, field, fields
 from typing import Any, Literal, cast
 
 from penstock.api.sampling_params import SEED_RANGE
 from penstock.config.model_facts import BYTES_OF
 from penstock.config.ranks import Rendezvous
 from penstock.config.recipes import RECIPES
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError, shown
 
 

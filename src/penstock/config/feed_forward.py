@@ -1,7 +1,8 @@
 """Activations of MLPs, and the routing of tokens to experts: plain data, no torch."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from penstock.dataclass import dataclass
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2", "gelu"]
 """silu, gelu, gelu_tanh (the approximation with tanh): in gated layers act(gate) * up, otherwise act(x).

@@ -1,12 +1,13 @@
 """Bytes of a model's weights and of a step's workspace, as the machine's kernels store them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.config.machine import Machine
 from penstock.config.model_facts import BYTES_OF, DType, KVSpec, Matrix, ModelFacts, ModelPrecision
 from penstock.config.recipes import RECIPES
 from penstock.config.weight_formats import FLOAT, WeightFormat
+from penstock.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

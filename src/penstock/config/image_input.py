@@ -1,7 +1,8 @@
 """How a checkpoint takes images: its processor's settings and the tokens that stand for an image. Plain data."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from penstock.dataclass import dataclass
 
 Processor = Literal["qwen2_vl", "idefics3", "gemma3", "gemma4", "pixtral", "lfm2_vl", "internvl", "llama4"]
 GEMMA4_TOKENS = (70, 140, 280, 560, 1120)

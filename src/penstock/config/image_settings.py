@@ -1,9 +1,8 @@
 """Costs and sizes of images in a model's vision tower, for the scheduler, the memory plan and the simulator."""
 
-from dataclasses import dataclass
-
 from penstock.api.request import Image
 from penstock.config.model_facts import BYTES_OF, ModelFacts, ModelPrecision, TowerFacts
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 
 

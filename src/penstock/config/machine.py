@@ -1,6 +1,8 @@
 """Facts of the machine that the memory plan depends on."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from penstock.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The memory plan: bytes of weights, KV cache and workspace, from facts of the model and the machine."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.config.byte_counts import GIB, MIB, in_words, parse_bytes
 from penstock.config.footprint import PACKED_BYTES, PoolLimits, weight_bytes, workspace_bytes
@@ -15,6 +15,7 @@ from penstock.config.model_facts import (
     StateSpec,
     TowerFacts,
 )
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 
 

@@ -1,10 +1,10 @@
 """Sizes of a model for the memory plan: its matrices, and each layer's cache and activations."""
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from penstock.config.state_layout import part_elements
 from penstock.config.weight_formats import WeightFormat
+from penstock.dataclass import dataclass
 
 DType = Literal["float32", "bfloat16", "float16"]
 BYTES_OF: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}

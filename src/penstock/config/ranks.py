@@ -4,8 +4,7 @@ Ranks divide the outputs of a linear map, never its sums: one rank computes each
 answers are bit-identical for any number of ranks. The ranks then exchange their outputs (`kernels.ranks`).
 """
 
-from dataclasses import dataclass
-
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 
 RANK_PROCESS = "penstock.runner.rank_process"

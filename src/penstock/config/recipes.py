@@ -4,9 +4,9 @@
 """
 
 import re
-from dataclasses import dataclass
 
 from penstock.config.weight_formats import FORMATS, WeightFormat
+from penstock.dataclass import dataclass
 
 EMBEDDINGS = r"(.*\.)?(lm_head|embed_tokens|embeddings)"
 """Names of the output projection and of the token embedding."""

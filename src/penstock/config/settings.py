@@ -5,7 +5,7 @@ EngineConfig + ModelFacts + Machine ──resolve──> Settings (nothing left 
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from penstock.config.block_file import BlockFileSettings, block_file
@@ -25,6 +25,7 @@ from penstock.config.memory import MemoryPlan, most_branches, plan_encoder_memor
 from penstock.config.model_facts import BYTES_OF, DType, KVDType, KVSpec, ModelFacts, ModelPrecision, TowerFacts
 from penstock.config.precision import model_precisions, precision_of, widened
 from penstock.config.ranks import Rendezvous
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 
 

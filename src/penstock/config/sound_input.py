@@ -1,6 +1,6 @@
 """How a checkpoint takes sounds in prompts: the features of sounds, and the tokens that stand for them. Plain data."""
 
-from dataclasses import dataclass
+from penstock.dataclass import dataclass
 
 STRIDE = 2
 """Frames of a position of an audio encoder."""

@@ -7,8 +7,9 @@ apply to a group of columns of a row; with super scales they are integers themse
 scale. To add a format, add a row to the table.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from penstock.dataclass import dataclass
 
 StoredType = Literal["float32", "bfloat16", "float16", "int8", "uint8"]
 Value = Literal["integer", "e4m3"]

@@ -16,11 +16,12 @@ float32 precision.
 import heapq
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.api.request import FinishReason, SequenceOutput, TokenLogprob
 from penstock.api.sampling_params import Beams, ResolvedParams
+from penstock.dataclass import dataclass
 
 TOO_FEW = "the model gives no other continuation a probability above 0: there are fewer answers than were asked for"
 

@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from itertools import takewhile
 
 from penstock.api.request import BlockSource
@@ -25,6 +24,7 @@ from penstock.core.kv_manager import KVManager
 from penstock.core.prefix_cache import NO_BLOCK, Node, cache_namespace
 from penstock.core.sequence import Sequence
 from penstock.core.stored_blocks import State, StoredBlock, StoredTree, path_digest, root_digest
+from penstock.dataclass import dataclass
 
 LOAD_SECONDS = 10.0
 """Time after which a sequence continues without its load."""

@@ -6,12 +6,12 @@ computed ──write──> checksums of its groups ──commit──> its reco
 
 from collections import deque
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import BlockSource
 from penstock.core.prefix_cache import NO_BLOCK, Node, PrefixCache
 from penstock.core.stored_blocks import Record, State, StoredBlock, StoredTree
+from penstock.dataclass import dataclass
 
 MAIN = 0
 

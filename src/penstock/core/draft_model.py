@@ -7,7 +7,7 @@ both are certain.
 """
 
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from penstock.core.kv_manager import KVManager
@@ -15,6 +15,7 @@ from penstock.core.plan import Runner, StepPlan, StepResult
 from penstock.core.sequence import INT32, Sequence
 from penstock.core.speculation import NO_DRAFT, Draft
 from penstock.core.step import Step
+from penstock.dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)

@@ -3,13 +3,14 @@
 import time
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from penstock.api.request import EXPIRED, ErrorReason, FinishReason, Request, SequenceOutput
 from penstock.core.plan import StepTrace
 from penstock.core.policies import QueuePolicy
 from penstock.core.sequence import INT32, Sequence
+from penstock.dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.api.request import Request
@@ -11,6 +10,7 @@ from penstock.core.kv_manager import KVManager
 from penstock.core.policies import OrderedQueue, OrderKey, QueuePolicy, by_arrival, by_priority
 from penstock.core.sequence import NOT_YET, Sequence, Status
 from penstock.core.sequence_table import SequenceTable
+from penstock.dataclass import dataclass
 
 PROMPT_WEIGHT = 1
 ANSWER_WEIGHT = 2

@@ -18,7 +18,6 @@ They go in a step after the last one that used them, as the runner frees before 
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 from penstock.api.request import Image
 from penstock.config.image_settings import ImageSettings
@@ -28,6 +27,7 @@ from penstock.core.policies import QueuePolicy
 from penstock.core.sequence import Sequence, Status
 from penstock.core.sequence_table import SequenceTable
 from penstock.core.step import Step
+from penstock.dataclass import dataclass
 
 
 @dataclass(slots=True, eq=False)

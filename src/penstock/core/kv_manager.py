@@ -22,13 +22,13 @@ cache count as available and are evicted, least recently used first, when new on
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from penstock.core.block_keys import block_key, block_keys
 from penstock.core.plan import BlockCopy
 from penstock.core.prefix_cache import NO_BLOCK, BlockPool, Node, PrefixCache, cache_namespace
 from penstock.core.sequence import INT32, NO_SLOT, BlockTable, Sequence
 from penstock.core.states import StateGroup, StateTable
+from penstock.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

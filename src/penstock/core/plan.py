@@ -18,12 +18,13 @@ executes each plan once, in the order of creation.
 """
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from penstock.api.request import Adapter, Image, TokenLogprob
 from penstock.api.sampling_params import ResolvedParams
+from penstock.dataclass import dataclass
 
 if TYPE_CHECKING:  # the core runs without numpy
     import numpy as np

@@ -5,10 +5,10 @@ policies), and the division of a step's tokens among tenants' prompts (`PrefillO
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.core.sequence import Sequence
+from penstock.dataclass import dataclass
 
 OrderKey = tuple[int, ...]
 

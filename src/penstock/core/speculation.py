@@ -14,12 +14,12 @@ import logging
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from penstock.core.costs import WINDOW, Acceptance, StepCosts
 from penstock.core.sequence import INT32, Sequence
 from penstock.core.step import Step
+from penstock.dataclass import dataclass
 from penstock.errors import EngineDeadError
 
 Draft: TypeAlias = "array[int]"

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from penstock.api.request import Adapter
 from penstock.core.plan import (
@@ -19,6 +19,7 @@ from penstock.core.plan import (
 from penstock.core.prefix_cache import NO_BLOCK
 from penstock.core.sequence import INT32, Sequence
 from penstock.core.states import StateTable
+from penstock.dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -13,8 +13,9 @@ Leaves are evicted least recently used first, so a block's parent is in the file
 import hashlib
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum, auto
+
+from penstock.dataclass import dataclass
 
 DIGEST_BYTES = 32
 

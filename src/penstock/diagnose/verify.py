@@ -10,7 +10,7 @@ import math
 import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -22,6 +22,7 @@ from penstock.config.engine_config import EngineConfig
 from penstock.config.model_facts import TowerFacts
 from penstock.core import sequence as core
 from penstock.core.speculation import Draft, Speculation
+from penstock.dataclass import dataclass
 from penstock.engine.core import EngineCore
 from penstock.errors import ConfigError
 from penstock.frontend.input_processor import InputProcessor

@@ -12,10 +12,10 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from penstock.api.request import Adapter
+from penstock.dataclass import dataclass
 from penstock.errors import AdapterError
 from penstock.kernels.lora import MAX_SLOTS
 

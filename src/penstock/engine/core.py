@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from penstock.api.request import BlockSource, FinishReason, Request, Resumed, SequenceOutput
@@ -18,6 +18,7 @@ from penstock.core.build import make_scheduler
 from penstock.core.plan import Runner, StepPlan, StepResult
 from penstock.core.scheduler import Scheduler
 from penstock.core.speculation import Speculation
+from penstock.dataclass import dataclass
 from penstock.engine.adapters import AdapterRoom
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.errors import DeviceLostError, PenstockError

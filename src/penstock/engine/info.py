@@ -1,7 +1,5 @@
 """What an engine reports to the front end: model facts at startup, counters while it runs."""
 
-from dataclasses import dataclass
-
 from penstock.checkpoint.adapters.adaptable import Adaptable
 from penstock.checkpoint.encoder_config import EncoderConfig
 from penstock.checkpoint.generation_config import GenerationDefaults
@@ -11,6 +9,7 @@ from penstock.config.image_input import ImageInput
 from penstock.config.sound_input import SoundInput
 from penstock.core.block_writer import TierStats
 from penstock.core.plan import StepTrace
+from penstock.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

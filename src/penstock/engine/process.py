@@ -160,9 +160,7 @@ def run_engine(launch: Launch) -> int:
             progress_to(Intervals(lambda record: _tell_progress(outputs, record), seconds=SHOWN_INTERVAL)),
             startup.starting(launch.config) as start,
         ):
-            make_core = _load(launch.core)
-            start.imported()
-            core = make_core(launch.config, start)
+            core = _load(launch.core)(launch.config, start)
         gc.freeze()  # collections of the loop need not scan what was imported and loaded
         # Replaces the alarm of `_die_soon_after_parent`: with both ends open there is no folder to remove.
         die_with_parent()

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
 
+from penstock.dataclass import dataclass
 from penstock.errors import PenstockError
 from penstock.fleet.fleet import Fleet
 

@@ -13,11 +13,12 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from penstock.api.request import FinishReason
 from penstock.config.engine_config import Role
+from penstock.dataclass import dataclass
 from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import Expire, Finish, FromEngine, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, InvalidRequestError

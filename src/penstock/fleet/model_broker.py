@@ -11,10 +11,10 @@ Pure: no I/O and no clock.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 from penstock.config.engine_config import EngineConfig
+from penstock.dataclass import dataclass
 
 FIXED_ENGINES = "with several models the engines of each are those of --engines, for which their memory is planned"
 ModelState = Literal["unloaded", "loading", "loaded", "unloading"]

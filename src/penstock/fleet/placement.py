@@ -9,11 +9,12 @@ run it in one of the next steps, so that the choice is made as late as possible.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
 from penstock.api.request import Request
 from penstock.config.engine_config import Role
+from penstock.dataclass import dataclass
 from penstock.fleet.crash_blame import CrashBlame
 from penstock.fleet.request import FleetRequest, Route
 from penstock.fleet.router import ReplicaLoad, Router

@@ -11,10 +11,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from typing import Protocol
 
+from penstock.dataclass import dataclass
 from penstock.engine.info import EngineInfo
 from penstock.engine.protocol import FromEngine, Loading, Ping, Ready, StepOutputs, ToEngine
 from penstock.errors import ConfigError, EngineDeadError, PenstockError

@@ -3,9 +3,10 @@
 Its owner makes it and hands it to them: none of them keeps requests by id, and each changes only its own fields.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from penstock.api.request import BlockSource, Request
+from penstock.dataclass import dataclass
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
@@ -19,6 +19,7 @@ from zlib import crc32
 from penstock.api.request import Image
 from penstock.core.block_keys import image_content
 from penstock.core.prefix_cache import cache_namespace
+from penstock.dataclass import dataclass
 
 if TYPE_CHECKING:
     from penstock.fleet.request import Route

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from penstock.api.request import Adapter, Image
 from penstock.api.sampling_params import SamplingParams
 from penstock.checkpoint.checkpoint import resolve_path
 from penstock.config.engine_config import EngineConfig, ModelConfig
+from penstock.dataclass import dataclass
 from penstock.engine.protocol import FromEngine, HandedOver, Pong, StepOutputs
 from penstock.errors import (
     ConfigError,
@@ -230,7 +231,7 @@ class AsyncEngine:
     @property
     def metrics(self) -> Metrics:
         """The server's metrics, brought up to date by each access."""
-        self._meter.settle()
+        self._meter.settle(self.fleet.dispatcher.num_queued)
         return self._metrics
 
     def record_failure(self, reason: str) -> None:

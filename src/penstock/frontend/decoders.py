@@ -7,8 +7,8 @@ refused.
 import queue
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from penstock.dataclass import dataclass
 from penstock.errors import EngineDeadError, EngineError, InvalidRequestError
 from penstock.frontend.decoder_frames import NO_MEMORY
 from penstock.system.worker_process import WorkerEndedError, WorkerProcess

@@ -10,12 +10,13 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import msgspec
 
 from penstock.api.request import Request
+from penstock.dataclass import dataclass
 from penstock.engine.info import StepRecord
 
 MAX_STEPS = 20_000

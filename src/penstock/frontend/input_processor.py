@@ -3,13 +3,14 @@
 import functools
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random, SystemRandom
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.api.request import Adapter, Image, Request
 from penstock.api.sampling_params import DEFAULTABLE, NO_ANSWER, Beams, ResolvedParams, SamplingParams
+from penstock.dataclass import dataclass
 from penstock.engine.info import EngineInfo
 from penstock.errors import CheckpointError, InvalidRequestError, PromptTooLongError, WrongTaskError
 from penstock.frontend.text_encoding import EncodedText

@@ -6,12 +6,12 @@ CallLimits (HTTP) ──Caller──> AsyncEngine.open ──> Admission.enter �
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import Request
 from penstock.checkpoint.created import LATEST
 from penstock.config.engine_config import option
+from penstock.dataclass import dataclass
 from penstock.errors import (
     ConfigError,
     InvalidRequestError,

@@ -3,10 +3,10 @@
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import FinishReason, Request, SequenceOutput
+from penstock.dataclass import dataclass
 from penstock.errors import EngineDeadError
 from penstock.frontend.output_processor import CompletionDelta, OutputProcessor
 from penstock.system.host import interrupts_held

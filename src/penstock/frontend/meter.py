@@ -3,10 +3,11 @@
 What comes with each step or token is only kept; `settle` counts it when the metrics are read.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from penstock.api.request import FinishReason, Request, SequenceOutput
 from penstock.core.block_writer import TierStats
+from penstock.dataclass import dataclass
 from penstock.engine.info import EngineInfo, EngineStats, StepRecord
 from penstock.frontend.metrics import Counter, Metrics
 from penstock.frontend.output_processor import CompletionDelta
@@ -48,7 +49,6 @@ class Meter:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._engines: dict[int, _EngineCounts] = {}
-        self._num_queued = 0
         self._num_generated = 0
         self._steps: list[StepRecord] = []
         self._inter_token_latency = metrics.inter_token_latency
@@ -81,10 +81,6 @@ class Meter:
         for gauge in (metrics.replica_up, metrics.replica_running, metrics.replica_waiting, metrics.replica_kv_usage):
             gauge.forget(str(replica))
 
-    def set_queued(self, num_queued: int) -> None:
-        """Set the number of requests that wait for an engine with room."""
-        self._num_queued = num_queued
-
     def record_stats(self, stats: EngineStats, replica: int) -> None:
         """Keep the counters that a replica's engine reports after a step."""
         self._engines[replica].latest = stats
@@ -98,12 +94,12 @@ class Meter:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def settle(self) -> None:
-        """Bring the metrics up to date."""
+    def settle(self, num_queued: int) -> None:
+        """Bring the metrics up to date; `num_queued`: requests that wait for an engine with room."""
         for replica in self._engines:
             self._count_engine(replica)
         self._count_steps()
-        self._set_totals()
+        self._set_totals(num_queued)
         self._metrics.generation_tokens.add(self._num_generated)
         self._num_generated = 0
 
@@ -145,15 +141,15 @@ class Meter:
             metrics.tokens_a_step.observe(step.trace.num_tokens)
         steps.clear()
 
-    def _set_totals(self) -> None:
+    def _set_totals(self, num_queued: int) -> None:
         """Set the gauges that are totals over all engines."""
         metrics, all_stats = self._metrics, [engine.latest for engine in self._engines.values()]
         held = sum(stats.blocks_held for stats in all_stats)
         cached = sum(stats.blocks_cached for stats in all_stats)
         free = sum(stats.blocks_free for stats in all_stats)
-        metrics.fleet_queued.set(self._num_queued)
+        metrics.fleet_queued.set(num_queued)
         metrics.running.set(sum(stats.num_running for stats in all_stats))
-        metrics.waiting.set(sum(stats.num_waiting for stats in all_stats) + self._num_queued)
+        metrics.waiting.set(sum(stats.num_waiting for stats in all_stats) + num_queued)
         metrics.kv_usage.set(held / (held + cached + free) if held + cached + free else 0.0)
         metrics.kv_blocks.set(held, "held")
         metrics.kv_blocks.set(cached, "cached")

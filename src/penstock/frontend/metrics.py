@@ -5,10 +5,12 @@ Names follow vLLM's, with `penstock_` in place of `vllm:`. `python -m penstock.f
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import partial
 from itertools import accumulate
 from typing import Any
+
+from penstock.dataclass import dataclass
 
 LATENCY_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),

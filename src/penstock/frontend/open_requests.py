@@ -12,10 +12,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from penstock.api.request import EXPIRED, Adapter, ErrorReason, FinishReason, Request, SequenceOutput
 from penstock.api.sampling_params import ResolvedParams, SamplingParams
+from penstock.dataclass import dataclass
 from penstock.engine.protocol import Add, Expire, Finish, HandedOver, HandOver
 from penstock.errors import ClientGoneError, EngineDeadError, EngineError, PenstockError, QueueTimeoutError
 from penstock.fleet.fleet import Fleet
@@ -137,7 +138,6 @@ class OpenRequests:
                 replica,
                 Add(open_request.request, open_request.output_processor.resume_point(), open_request.take_source()),
             )
-        self._meter.set_queued(self._dispatcher.num_queued)
 
     def find(self, request_id: str) -> OpenRequest | None:
         """The request of this id; None if it is not in flight."""

@@ -8,7 +8,6 @@ token does not depend on the length of the text.
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.api.request import (
@@ -25,6 +24,7 @@ from penstock.api.request import (
     TokenLogprob,
 )
 from penstock.api.sampling_params import SamplingParams
+from penstock.dataclass import dataclass
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -272,12 +272,12 @@ class OutputProcessor:
 
     def result(self) -> RequestOutput:
         """The outputs so far."""
-        images = self.request.images
+        images, answers = self.request.images, self._answers if self._params.best_of is None else self._best()
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self._prompt,
             prompt_token_ids=self.request.prompt_token_ids,
-            outputs=[answer.so_far(place) for place, answer in enumerate(self._shown())],
+            outputs=[answer.so_far(place) for place, answer in enumerate(answers)],
             finished=self.finished,
             times=self._times,
             num_cached_tokens=self._num_cached_tokens,
@@ -288,10 +288,8 @@ class OutputProcessor:
             vector=self._vector,
         )
 
-    def _shown(self) -> "list[ChoiceState]":
-        """All answers, or the best ones; failed answers come first, so that they are not overlooked."""
-        if self._params.best_of is None:
-            return self._answers
+    def _best(self) -> "list[ChoiceState]":
+        """The best answers; failed answers come first, so that they are not overlooked."""
         return sorted(self._answers, key=ChoiceState.rank)[: self._params.n]
 
 

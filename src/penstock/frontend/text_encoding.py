@@ -1,11 +1,11 @@
 """Text encoding for embedding models and rerankers: tokenisation, and vectors and scores from the outputs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from penstock.api.request import RequestOutput
 from penstock.checkpoint.encoder_config import EncoderConfig, Task
+from penstock.dataclass import dataclass
 from penstock.engine.info import EngineInfo
 from penstock.errors import InvalidRequestError, PromptTooLongError, WrongTaskError
 from penstock.text.tokenizer import Tokenizer

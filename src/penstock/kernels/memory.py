@@ -5,12 +5,12 @@ layout of the kernels' own (`kernels/linear`) has its own memory.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A_co, A_contra
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Packed, Weight

@@ -9,7 +9,6 @@ Operations on memory in a layout of the backend's own are methods of the object 
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.weight_formats import WeightFormat
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A, A_contra
 from penstock.kernels.attention import CacheShape, LayerCaches
 from penstock.kernels.attention.native import AttentionKernels

@@ -1,7 +1,6 @@
 """The memory of a model's tensors in torch; `memory.py` has the interfaces."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from penstock.dataclass import dataclass
 from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.linear.weight import Packed, Weight

@@ -11,13 +11,13 @@ et al., 2024, arXiv:2411.07501.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from penstock.config.model_facts import ActivationSizes
 from penstock.config.weight_formats import FLOAT
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 from penstock.layers.linear import Linear

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
 from penstock.config.model_facts import ActivationSizes, KVSpec, SharedKV
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.attention import AttentionOptions, HeadNorms, RopeOptions
 from penstock.kernels.elementwise import Columns

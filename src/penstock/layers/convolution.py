@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
 from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.model_facts import ActivationSizes
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.layers.spec import NormSpec
 

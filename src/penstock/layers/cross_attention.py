@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic
 
 from penstock.config.model_facts import ActivationSizes
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.attention import AttentionOptions, RopeOptions
 from penstock.kernels.recurrent.states import StateCache

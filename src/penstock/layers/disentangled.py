@@ -6,13 +6,13 @@ queries of distances: the products of queries with the former and of keys with t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.model_facts import ActivationSizes
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.disentangled import DisentangledOptions
 from penstock.layers.encoder_head import wide

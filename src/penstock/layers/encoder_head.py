@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from penstock.checkpoint.encoder_config import HeadActivation
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 from penstock.layers.linear import Linear

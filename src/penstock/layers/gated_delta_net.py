@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, Literal
 
 from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates
 from penstock.kernels.recurrent.states import StateCache

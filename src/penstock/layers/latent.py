@@ -7,10 +7,11 @@ output of a head    the latent columns of the attention output times the head's 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Generic
 
 from penstock.config.model_facts import ActivationSizes, KVSpec
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.attention import AttentionOptions, RopeOptions
 from penstock.kernels.elementwise import Columns

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic
 
 from penstock.config.model_facts import ActivationSizes, StateSpec
 from penstock.config.state_layout import matrix_state
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.elementwise import Columns
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, Gates

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Generic
 
 from penstock.config.feed_forward import Activation, Routing
 from penstock.config.model_facts import ActivationSizes
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.lora import ExpertUpdates
 from penstock.layers.linear import Linear, output_linear

@@ -6,11 +6,12 @@ x     += norm_after(projection(activation(gate(x)) * inputs[layer]))
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic
 
 from penstock.config.feed_forward import Activation
 from penstock.config.model_facts import ActivationSizes
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.layers.embedding import OwnLookup
 from penstock.layers.linear import Linear, output_linear

@@ -1,7 +1,8 @@
 """Configs of position encodings: plain data, no torch. `layers/rotary.py` computes them."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from penstock.dataclass import dataclass
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "frequency_factors", "proportional"]
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic
 
 from penstock.config.model_facts import ActivationSizes, StateSpec
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.recurrent import ConvColumns, ConvWeight
 from penstock.kernels.recurrent.states import StateCache

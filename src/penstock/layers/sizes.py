@@ -3,11 +3,12 @@
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, NamedTuple
 
 from penstock.checkpoint.adapters.adaptable import AdaptableExperts
 from penstock.config.ranks import ALONE, Ranks
+from penstock.dataclass import dataclass
 from penstock.quantization.base import Unquantized, WeightFactory
 from penstock.quantization.rows import MapRows, Piece
 

@@ -8,10 +8,10 @@ A spec tells the memory plan its cache and working memory. Its `build` makes the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol
 
 from penstock.config.model_facts import ActivationSizes, CacheSpec
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.layers.rope import RopeConfig, TemperatureConfig
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Generic
 
 from penstock.config.model_facts import ActivationSizes
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.layers.norm import Norm
 from penstock.layers.spec import FeedForward, FeedForwardSpec, NormSpec

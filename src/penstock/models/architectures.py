@@ -1,9 +1,9 @@
 """The model families by architecture, as `config.json` names it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 
+from penstock.dataclass import dataclass
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec
 

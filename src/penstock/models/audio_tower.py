@@ -8,11 +8,11 @@ Both kinds of layers are counted as the tower's, in this order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.layers.cross_attention import CrossKeys
 from penstock.layers.encoder_head import wide

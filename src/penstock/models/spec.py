@@ -6,13 +6,14 @@ residual stream, and its output is added to the stream. `penstock.layers` has th
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Generic, Literal, TypeVar
 
 from penstock.checkpoint.encoder_config import HeadActivation, Pooling
 from penstock.config.model_facts import ActivationSizes, DType, LayerFacts
 from penstock.config.ranks import check_divides
 from penstock.config.weight_formats import FLOAT, WeightFormat
+from penstock.dataclass import dataclass
 from penstock.layers.altup import AltUpSpec
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.convolution import TokenConvolutionSpec

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.dataclass import dataclass
 from penstock.layers.encoder_head import wide
 from penstock.models.audio_tower import padded_columns
 from penstock.models.spec import AudioEncoderSpec, SpectrogramSpec

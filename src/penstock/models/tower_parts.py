@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.layers.encoder_head import wide
 from penstock.layers.norm import Norm

@@ -9,13 +9,14 @@ that the model was trained to write.
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any, Protocol
 
 from penstock.api.request import CompletionOutput, FinishReason
 from penstock.api.sampling_params import JsonRegions, SamplingParams, Structured
 from penstock.api.tools import Function, Tools
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 from penstock.parsers import (
     deepseek,
@@ -294,21 +295,21 @@ class Parsers:
         """
         self._known = known
         self._tokenizer = tokenizer
-        self._functions = tools.callable
-        self._prompt_end = _end(tokenizer, token_ids)
+        prompt_end = "" if known.thinks is None else _end(tokenizer, token_ids)
+        self._new_parser = partial(known.parser, tools.callable, prompt_end)
         self._parsers: dict[int, Parser] = {}
 
     def feed_text(self, delta: Delta) -> list[Piece]:
         """Parses a stream's delta; returns the new pieces."""
         if delta.index not in self._parsers:
-            self._parsers[delta.index] = self._new()
+            self._parsers[delta.index] = self._new_parser()
         parser = self._parsers[delta.index]
         pieces = parser.feed_text(delta.text)
         return pieces if delta.finish_reason is None else [*pieces, *parser.finish()]
 
     def parts(self, answer: CompletionOutput) -> list[Part]:
         """Parses a whole answer."""
-        parser = self._new()
+        parser = self._new_parser()
         return put_together([*parser.feed_text(answer.text), *parser.finish()])
 
     def reasoning_tokens(self, answer: CompletionOutput) -> int:
@@ -325,9 +326,6 @@ class Parsers:
         if closing in token_ids:
             return token_ids.index(closing) + 1
         return len(self._tokenizer.encode("".join(thoughts), add_special_tokens=False))
-
-    def _new(self) -> Parser:
-        return self._known.parser(self._functions, self._prompt_end)
 
 
 def constrain(

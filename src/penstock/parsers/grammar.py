@@ -7,10 +7,10 @@ offered tool and has valid arguments. With a requested structure, the answer is 
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from penstock.api.sampling_params import MAX_FORM_CHARACTERS, check_exact
 from penstock.api.tools import Function, Tools
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 from penstock.parsers.reasoning import Marks
 

@@ -4,7 +4,9 @@ A stream yields `Piece`s in the order in which the model wrote them; joined, the
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from penstock.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

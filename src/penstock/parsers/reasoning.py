@@ -10,8 +10,8 @@ If the prompt ends with the opening tag, the answer begins inside the reasoning.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from penstock.dataclass import dataclass
 from penstock.parsers.reading import Reader, Reading, expect, read_until, skip_spaces
 
 

@@ -14,9 +14,9 @@ is not offered) is JSON if it parses as JSON of an allowed type other than strin
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from penstock.dataclass import dataclass
 from penstock.parsers.reading import Reader, Reading, expect, name_of_tool, read_until, skip_spaces
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.linear.weight import LinearMap
 from penstock.quantization.rows import RowRun

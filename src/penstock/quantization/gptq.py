@@ -6,10 +6,10 @@ the largest inputs first; each error is distributed over the remaining columns w
 al., "GPTQ", 2022, https://arxiv.org/abs/2210.17323).
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
+
+from penstock.dataclass import dataclass
 
 DAMPING = 0.01
 """Regularization: this fraction of the Gram matrix's mean diagonal is added to its diagonal."""

@@ -1,12 +1,12 @@
 """Parameters that gather several checkpoint tensors, and parameters that only verify a tensor."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 from penstock.quantization.rows import Parameter
 

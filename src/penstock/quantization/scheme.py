@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar, Literal
 
 from penstock.config.recipes import EMBEDDINGS, ROUTERS, Recipe
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
+from penstock.dataclass import dataclass
 
 HINT = "penstock_quantization"
 """Key of config.json that holds Penstock's own settings in checkpoints that it quantized."""

@@ -16,7 +16,6 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from penstock import __version__
 from penstock.checkpoint.checkpoint import Checkpoint, weight_files
 from penstock.checkpoint.safetensors import read_header
 from penstock.config.recipes import CHECKPOINT_RECIPES, PACKED, CheckpointRecipe, PackedMatrix
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, ConfigError
 from penstock.kernels.ops import Ops
 from penstock.layers.attention import AttentionSpec

@@ -2,7 +2,7 @@
 
 import re
 from array import array
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.model_facts import KVSpec
 from penstock.core.plan import ForwardPlan
+from penstock.dataclass import dataclass
 from penstock.kernels.arrays import array_of
 from penstock.kernels.attention import CacheShape, LayerCache
 from penstock.kernels.batch import Batch

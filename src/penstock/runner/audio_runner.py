@@ -10,7 +10,6 @@ sequences about its window.
 import itertools
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -19,6 +18,7 @@ from penstock.config.image_settings import largest_image_bytes
 from penstock.config.model_facts import BYTES_OF, WINDOW_BLOCK, KVSpec, blocks_of_window
 from penstock.config.settings import Settings
 from penstock.core.plan import EncodePart, ForwardPlan
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, IntArray

@@ -21,13 +21,14 @@ import struct
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from penstock.core.stored_blocks import DIGEST_BYTES, Record
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 
 MAGIC = b"penstock KV blocks 1\n"

@@ -6,12 +6,12 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import BlockSource, RemoteMemory
 from penstock.core.block_writer import BlockAddress
 from penstock.core.stored_blocks import Record
+from penstock.dataclass import dataclass
 from penstock.kernels.block_bytes import BlockBytes
 from penstock.runner.block_file import BlockFile, Layout, open_peer
 

@@ -8,7 +8,7 @@ import itertools
 import logging
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from penstock.config.model_facts import KVSpec
 from penstock.config.settings import Settings
 from penstock.core.plan import EncodePart, ForwardPlan, ImageRows
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.attention import CacheShape
 from penstock.kernels.batch import Batch, RecordedBatch

@@ -2,7 +2,6 @@
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -12,6 +11,7 @@ from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.settings import Settings
 from penstock.core.draft_model import OWN_HIDDEN
 from penstock.core.plan import ForwardPlan, StepPlan, StepResult
+from penstock.dataclass import dataclass
 from penstock.errors import DeviceLostError
 from penstock.kernels.array_types import A
 from penstock.models.registry import load_mtp

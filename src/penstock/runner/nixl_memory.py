@@ -19,7 +19,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from penstock.api.request import BlockSource, RemoteMemory
 from penstock.core.block_writer import BlockAddress
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.runner.block_file import PAGE, BlockFile, BlockSlots, Layout, slots_of
 

@@ -8,10 +8,10 @@ has no effect.
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import Adapter
+from penstock.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

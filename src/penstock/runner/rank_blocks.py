@@ -13,11 +13,11 @@ import errno
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.kernels.block_bytes import BlockBytes, BytesInPlace
 from penstock.kernels.ranks import Collective

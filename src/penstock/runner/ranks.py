@@ -21,7 +21,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from penstock.config.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
 from penstock.config.settings import Settings
 from penstock.core.plan import ForwardPlan, StepPlan, StepResult
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError, DeviceLostError
 from penstock.kernels.ranks.native import SharedMemoryCollective, shared_file
 from penstock.kernels.tables import make_ops

@@ -12,7 +12,6 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from penstock.config.model_facts import ActivationSizes, DType, KVSpec, LayerFacts, Matrix, ModelFacts
 from penstock.config.weight_formats import FLOAT
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 from penstock.kernels.attention import AttentionOptions, RopeOptions
 

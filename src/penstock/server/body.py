@@ -15,7 +15,6 @@ import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 from pydantic import (
@@ -29,6 +28,7 @@ from pydantic import (
 )
 from typing_extensions import Self, is_typeddict
 
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 from penstock.server.errors import refused_field
 

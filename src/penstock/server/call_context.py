@@ -6,12 +6,13 @@ RequestId ──> AccessLog ──> CallLimits ──> routes: each layer adds w
 import asyncio
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 from starlette.types import Message, Receive, Scope, Send
 
+from penstock.dataclass import dataclass
 from penstock.frontend.limits import ANYONE, Caller
 from penstock.frontend.request_stream import RequestStream
 from penstock.server.errors import ErrorReply

@@ -5,11 +5,12 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, field, fields
 from typing import Any, Literal, cast, get_args
 
 from penstock.api.sampling_params import DEFAULTABLE, SamplingParams
 from penstock.config.engine_config import KVTransfer, option, parse_value
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError, InvalidRequestError
 from penstock.fleet.router import ROUTERS
 from penstock.frontend.limits import QueueLimits

@@ -2,10 +2,10 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.api.sampling_params import SamplingParams
+from penstock.dataclass import dataclass
 from penstock.frontend.input_processor import ImagePrompt, check_generates
 from penstock.frontend.open_requests import Accepted
 from penstock.parsers.conversation import ChatFormat, Conversation, Parsers, constrain

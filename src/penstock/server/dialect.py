@@ -58,6 +58,7 @@ class Call:
         if context.caller.models is not None:
             self.model_names = tuple(filter(context.caller.may_use, serving.names.all))
         self.model_name = (self.model_names or serving.names.all)[0]
+        self.tenant = context.caller.tenant
         self.created = serving.created
         self.adapter: Adapter | None = None
         """The adapter chosen by the call."""
@@ -73,11 +74,6 @@ class Call:
     def chat_format(self) -> ChatFormat:
         """The format of the model's answers."""
         return self._serving.chat_format
-
-    @property
-    def tenant(self) -> str:
-        """The caller's tenant."""
-        return self._context.caller.tenant
 
     @property
     def recent_responses(self) -> RecentResponses:

@@ -21,13 +21,14 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from starlette.datastructures import Headers
 
 from penstock.config.engine_config import NAMES_OF_TYPES
+from penstock.dataclass import dataclass
 from penstock.errors import AuthenticationError, ConfigError, InvalidRequestError, RateLimitError
 from penstock.frontend.limits import Caller
 from penstock.system.toml import read_toml

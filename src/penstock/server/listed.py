@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from fastapi import Depends, Request
@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 from penstock.api.request import Adapter
 from penstock.checkpoint.checkpoint import find_on_disk
 from penstock.checkpoint.created import LATEST
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.fleet.model_broker import ModelStatus
 from penstock.frontend.limits import Caller

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from penstock.checkpoint.added import Added
@@ -12,6 +12,7 @@ from penstock.checkpoint.gguf.file import is_gguf, is_model_name, model_name, pa
 from penstock.checkpoint.local import find_whole
 from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import EngineConfig
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, ConfigError, shown
 from penstock.fleet.model_broker import ModelBroker, PlanModel, reservation
 from penstock.server.config import ServerConfig, seconds_of

@@ -15,7 +15,6 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +23,7 @@ from penstock import __version__
 from penstock.checkpoint.added import Added
 from penstock.checkpoint.checkpoint import describe, open_model
 from penstock.config.engine_config import EngineConfig
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError, EngineDeadError, PenstockError, ShuttingDownError
 from penstock.fleet.cluster.resources import resources_for
 from penstock.fleet.launch import launch_engines, with_roles

@@ -6,10 +6,11 @@ The next question follows after the user has read the answer, so a slow fleet ge
 import math
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from random import Random
 
 from penstock.config.engine_config import option
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.simulator.workload import ANY_TOKEN, INT32, Arrival, make_tokens
 

@@ -2,8 +2,9 @@
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntEnum
+
+from penstock.dataclass import dataclass
 
 
 class Kind(IntEnum):

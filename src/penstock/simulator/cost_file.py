@@ -1,13 +1,13 @@
 """The calibration file: step costs, and the limits of the engine on which they were measured."""
 
 import json
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from penstock.config.memory import LayerGroup, MemoryPlan
 from penstock.config.settings import Settings
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.simulator.costs import MeasuredCosts
 

@@ -8,10 +8,11 @@ read once per step and multiplied once per token.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.core.plan import StepPlan
+from penstock.dataclass import dataclass
 
 if TYPE_CHECKING:  # only fitting takes it
     import numpy as np

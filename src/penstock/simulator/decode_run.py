@@ -13,13 +13,13 @@ for that block starts at the end of the run.
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 
 from penstock.core.kv_manager import KVManager
 from penstock.core.plan import StepPlan
 from penstock.core.scheduler import Scheduler
 from penstock.core.sequence import Sequence
+from penstock.dataclass import dataclass
 from penstock.simulator.costs import StepCosts, StepShape
 
 SHORTEST = 3

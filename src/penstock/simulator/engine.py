@@ -8,7 +8,6 @@ Like the engine process, it reads messages between two steps.
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import Request, Resumed, SequenceOutput
@@ -16,6 +15,7 @@ from penstock.api.sampling_params import MAX_N
 from penstock.config.settings import Settings
 from penstock.core.build import make_scheduler
 from penstock.core.plan import StepPlan, StepResult
+from penstock.dataclass import dataclass
 from penstock.simulator.clock import Event, Kind, VirtualClock
 from penstock.simulator.costs import StepCosts, shape_of
 from penstock.simulator.decode_run import DecodeRun, apply_run, find_run, is_pure_decode

@@ -6,11 +6,10 @@ Data sheets state peaks. `MEMORY_SHARE` and `COMPUTE_SHARE` are the assumed frac
 calibration on the hardware itself is more accurate.
 """
 
-from dataclasses import dataclass
-
 from penstock.config.image_settings import token_elements
 from penstock.config.model_facts import KVSpec, ModelFacts, SharedKV, StateSpec
 from penstock.config.settings import Settings
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.simulator.costs import StepShape
 

@@ -11,13 +11,14 @@ import gc
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import cast
 
 from penstock.api.request import ErrorReason, Request, SequenceOutput
 from penstock.api.sampling_params import ResolvedParams
 from penstock.config.settings import Settings
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError, OverloadedError, PromptTooLongError
 from penstock.fleet.dispatch import Dispatcher
 from penstock.fleet.placement import Capacity

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from penstock.dataclass import dataclass
 from penstock.simulator.simulation import Fleet, Outcome
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

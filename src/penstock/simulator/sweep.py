@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.simulator.simulation import TOO_LONG, Fleet, Simulation
 from penstock.simulator.summary import Summary, summarise

@@ -12,13 +12,13 @@ import math
 import sqlite3
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from penstock.api.request import Image
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.frontend.recovery.journal_rows import decode_outputs, decode_record
 from penstock.simulator.workload import ANY_TOKEN, INT32, Arrival, make_tokens

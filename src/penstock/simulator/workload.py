@@ -5,10 +5,10 @@ Token ids represent the content: equal prefixes are found in the prefix cache, a
 
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.api.request import Image
+from penstock.dataclass import dataclass
 
 INT32 = "i"
 ANY_TOKEN = 2**31 - 1

@@ -14,11 +14,11 @@ free whitespace fewer tokens could be forced, and a small model might never stop
 """
 
 import json
-from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLParserLimits
 
 from penstock.api.sampling_params import JsonRegions, Structured
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 from penstock.structured.form_limits import check_size, refusal
 from penstock.structured.json_schema.document import SchemaError

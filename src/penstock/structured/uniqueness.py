@@ -7,12 +7,12 @@ one spelling, since strings are written without numeric escapes.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from penstock.dataclass import dataclass
 from penstock.structured.scanner import Mode, Scanner, State, scalar
 from penstock.structured.vocabulary import Pieces
 

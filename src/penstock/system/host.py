@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from penstock.dataclass import dataclass
 from penstock.system.parent import name_parent
 
 _CPUS = Path("/sys/devices/system/cpu")

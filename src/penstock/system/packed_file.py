@@ -20,10 +20,10 @@ import stat
 import threading
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.dataclass import dataclass
 from penstock.system.allocator import FileArena, aligned, ask_for_huge_pages
 
 if TYPE_CHECKING:  # a file is looked for before numpy is imported

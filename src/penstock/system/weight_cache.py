@@ -19,9 +19,9 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.dataclass import dataclass
 from penstock.system.packed_file import HEADER_BYTES, DamagedError, PackedFile, PackedFileWriter, read_header
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,9 @@
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
+
+from penstock.dataclass import dataclass
 
 Content: TypeAlias = str | list[dict[str, Any]]
 

@@ -80,6 +80,31 @@ def test_what_the_package_writes_is_read_as_it_reads_it(
         )
 
 
+def test_a_long_array_of_short_and_long_strings_is_read(tmp_path: Path) -> None:
+    others = ["", "x" * 255, "é" * 128, "y" * 70_000, "a" + "\0" * 7 + "b"]
+    texts = [*["abc"] * 600, *others, *["de"] * 300, *others * 60, *["f"] * 40_000, *others]
+    writer = GGUFWriter(None, "llama")
+    writer.add_array("x.texts", texts)
+    writer.add_uint8("x.last", 7)
+    finish(writer, tmp_path / "model.gguf")
+    header = read_header(tmp_path / "model.gguf")
+    assert plain(header.metadata["x.texts"]) == texts
+    assert header.metadata["x.last"] == 7
+
+
+@given(st.lists(st.text("aé \n", max_size=4), max_size=6))
+def test_strings_of_two_parts_are_decoded_as_pairs(texts: list[str]) -> None:
+    parts = [text.encode() for text in texts]
+    firsts = array("Q", [0])
+    for part in parts:
+        firsts.append(firsts[-1] + 8 + len(part))
+    found = StringArray(b"".join(struct.pack("<Q", len(part)) + part for part in parts), firsts)
+    assert found.decode() == texts
+    pairs = [tuple(text.split(" ")) for text in texts]
+    are_pairs = all(len(pair) == 2 and all(pair) for pair in pairs) and "\n" not in "".join(texts)
+    assert found.decode_pairs() == (pairs if are_pairs else None)
+
+
 def test_the_types_are_those_of_the_package() -> None:
     assert {
         int(kind): (kind.name, *size) for kind, size in GGML_QUANT_SIZES.items() if int(kind) in types.TYPES

@@ -1,10 +1,11 @@
 """The linear maps of a model that adapters may modify; every start reads them, few read an adapter."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from penstock.config.model_facts import DType
+from penstock.dataclass import dataclass
 
 ExpertsPart = Literal["gate_up", "down"]
 """The maps that a parameter of all experts together has: `gate` and `up`, or `up` alone; or `down`."""

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,6 +17,7 @@ from penstock.checkpoint.adapters.weights import WEIGHTS_FILE, check_finite, rea
 from penstock.checkpoint.gguf.file import choose_gguf, is_gguf
 from penstock.checkpoint.hub_cache import cached_folder, hub_answers
 from penstock.checkpoint.safetensors import MappedTensors, read_header
+from penstock.dataclass import dataclass
 from penstock.errors import AdapterError, ConfigError, shown
 
 _HUB_ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(:(?P<choice>[\w.+/-]+))?")

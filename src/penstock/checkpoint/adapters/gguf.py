@@ -8,7 +8,6 @@ token_embd.weight.lora_a          [vocabulary, rank], transposed; lora_b [column
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.names import stored_names
 from penstock.checkpoint.gguf.rope import interleaved_rows
 from penstock.checkpoint.safetensors import numpy_type
+from penstock.dataclass import dataclass
 from penstock.errors import AdapterError, shown
 
 _TENSOR = re.compile(r"(?P<stem>.+)\.weight\.lora_(?P<part>[ab])")

@@ -4,12 +4,12 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sized
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from penstock.checkpoint.adapters.name_pattern import MAX_STATES, NamePattern, starts
 from penstock.checkpoint.checkpoint import read_json
+from penstock.dataclass import dataclass
 from penstock.errors import AdapterError, shown
 
 CONFIG_FILE = "adapter_config.json"

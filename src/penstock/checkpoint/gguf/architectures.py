@@ -1,7 +1,6 @@
 """llama.cpp's architectures, and how the metadata of each maps to the keys of `config.json`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from penstock.checkpoint.gguf.encoders import (
@@ -56,6 +55,7 @@ from penstock.checkpoint.gguf.mixtures import (
     read_qwen3_moe,
 )
 from penstock.checkpoint.gguf.rope import with_sections
+from penstock.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 import functools
 import re
+import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from penstock.checkpoint.gguf.header import Header, StringArray, TensorInfo, Value, read_header
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 T = TypeVar("T", bool, int, float, str)
@@ -19,6 +20,7 @@ _VISION = re.compile(r"(^|[-._])mmproj([-._]|$)", re.IGNORECASE)
 _STATISTICS = re.compile(r"^imatrix([-._]|$)|[-._]imatrix$", re.IGNORECASE)
 """The name of a file of a quantizer's statistics; models may be called M-imatrix-Q4_K_M."""
 _MAX_PARTS = 1000
+_READING = threading.Lock()
 _MOST_LISTED = 12
 _NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
@@ -58,6 +60,11 @@ class Metadata:
         """The array of strings at `key`, or None if it is absent. Raises as `find` does."""
         found = self.string_array(key)
         return None if found is None else self._decoded(key, found.decode)
+
+    def string_pairs(self, key: str) -> list[tuple[str, str]] | None:
+        """`StringArray.decode_pairs` of the array at `key`; None also if it is absent. Raises as `find` does."""
+        found = self.string_array(key)
+        return None if found is None else self._decoded(key, found.decode_pairs)
 
     def some_strings(self, key: str, indices: set[int]) -> dict[int, str]:
         """The strings at `indices` of an array; indices out of range are left out. Raises as `find` does."""
@@ -149,7 +156,8 @@ def _header(path: Path) -> Header:
         found = path.stat()
     except OSError:
         return read_header(path)  # raises an error that names the reason
-    return _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
+    with _READING:  # the second thread of a start takes what the first has read
+        return _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
 
 
 @functools.lru_cache(maxsize=4)

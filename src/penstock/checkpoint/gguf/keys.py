@@ -1,12 +1,12 @@
 """The metadata keys of a GGUF file's architecture; records which keys have been read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.checkpoint.gguf.file import Metadata
 from penstock.checkpoint.gguf.header import TensorInfo
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 T = TypeVar("T", bool, int, float, str)

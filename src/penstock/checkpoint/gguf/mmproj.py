@@ -12,13 +12,14 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.gguf.file import GGUFFile, Metadata, is_vision_name, open_gguf, parts_of
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.keys import Keys
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 _TYPES = ("mmproj", "clip-vision", "model")

@@ -1,6 +1,6 @@
 """ggml's tensor types."""
 
-from dataclasses import dataclass
+from penstock.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """Builds a `tokenizers` tokenizer of a SentencePiece unigram model (Kudo 2018)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from penstock.checkpoint.gguf.charsmap import check_charsmap
 from penstock.checkpoint.gguf.vocabulary import NORMAL, USER_DEFINED
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 
 _UNUSED = 5

@@ -1,9 +1,9 @@
 """What answers a chat: a model in this process (`local`), or a running server (`remote`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock.dataclass import dataclass
 from penstock.parsers.parts import Reasoning, Text
 
 Setting = int | float | str

@@ -5,13 +5,14 @@ import difflib
 import mimetypes
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.cli.chat.backend import Setting
 from penstock.cli.chat.conversation import Conversation
 from penstock.cli.chat.session import Question, Session
 from penstock.cli.chat.settings import DEFAULT, EFFORT, EFFORTS, SETTINGS, changed
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 
 MAX_IMAGE_BYTES = 20 * 2**20

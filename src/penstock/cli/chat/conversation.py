@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 
 MAX_FILE_BYTES = 2**26

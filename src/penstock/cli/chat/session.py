@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from penstock.cli.chat.backend import Backend, Ending, Setting, Usage
 from penstock.cli.chat.conversation import Conversation, Message
+from penstock.dataclass import dataclass
 from penstock.parsers.parts import Reasoning, Text
 
 

@@ -6,12 +6,12 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.cli.http import call, open_path
+from penstock.dataclass import dataclass
 from penstock.errors import PenstockError
 
 TIMEOUT = 10.0

@@ -9,13 +9,14 @@ import logging
 import os
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 
 import msgspec
 
 from penstock.config.engine_config import EngineConfig, ModelConfig
 from penstock.config.ranks import RANK_PROCESS, RankJoin, Ranks, Rendezvous
+from penstock.dataclass import dataclass
 from penstock.engine import protocol
 from penstock.engine.protocol import Launch
 from penstock.errors import ConfigError

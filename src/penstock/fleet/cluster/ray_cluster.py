@@ -14,10 +14,11 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.config.engine_config import EngineConfig
+from penstock.dataclass import dataclass
 from penstock.engine.protocol import Failed, FromEngine, Launch, Shutdown, ToEngine
 from penstock.errors import ConfigError
 from penstock.fleet.cluster.host import End, EngineHost, RankHost, order_of, own_version

@@ -6,11 +6,12 @@ other file and no address.
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
+
+from penstock.dataclass import dataclass
 
 if TYPE_CHECKING:
     from av import AudioFrame

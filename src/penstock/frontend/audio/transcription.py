@@ -11,7 +11,7 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from penstock.api.request import CompletionOutput, Image
 from penstock.api.sampling_params import SamplingParams
 from penstock.api.transcript_rules import TranscriptRules
 from penstock.config.audio_input import FRAMES_PER_SECOND, AudioInput
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 
 _SIZE = struct.Struct("<II")

@@ -3,13 +3,13 @@
 import hashlib
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.audio_input import FRAMES_PER_SECOND, HOP
 from penstock.config.sound_input import SoundInput
+from penstock.dataclass import dataclass
 from penstock.frontend.audio.features import Samples, log_mel
 from penstock.frontend.audio.sounds import SoundError
 

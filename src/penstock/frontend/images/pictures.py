@@ -7,10 +7,10 @@ as its EXIF orientation says; transparent pixels become white; CMYK, 16 bits and
 import io
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from PIL import Image, UnidentifiedImageError
 
+from penstock.dataclass import dataclass
 from penstock.frontend.images.sizes import Layout
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")

@@ -5,10 +5,11 @@ rendered text ──with_placeholders──> text with one placeholder each ─�
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from penstock.api.request import Image
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, InvalidRequestError
 from penstock.frontend.images.reader import Part, Picture
 from penstock.frontend.input_processor import ImagePrompt

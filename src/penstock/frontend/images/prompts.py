@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from penstock.config.engine_config import AudioConfig, ImageConfig
+from penstock.dataclass import dataclass
 from penstock.engine.info import EngineInfo
 from penstock.errors import InvalidRequestError
 from penstock.frontend.decoders import NUM_WORKERS

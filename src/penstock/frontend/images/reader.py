@@ -10,11 +10,12 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from penstock.config.engine_config import ImageConfig
 from penstock.config.image_input import ImageInput
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 from penstock.frontend.decoder_frames import DECODED, NO_MEMORY, pack, unpack
 from penstock.frontend.decoders import DecoderKind, Decoders

@@ -6,9 +6,9 @@ header ──> (height, width) ──layout──> Layout: resizings, then tiles
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from penstock.config.image_input import GEMMA4_TOKENS, ImageInput
+from penstock.dataclass import dataclass
 
 Size = tuple[int, int]
 """Height and width, in pixels."""

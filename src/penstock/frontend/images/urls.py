@@ -10,11 +10,11 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import h11
 
+from penstock.dataclass import dataclass
 from penstock.errors import ConfigError, InvalidRequestError
 
 SECONDS = 10.0

@@ -10,8 +10,9 @@ https://sqlite.org/fileformat2.html#the_write_ahead_log
 import struct
 import sys
 from array import array
-from dataclasses import dataclass
 from pathlib import Path
+
+from penstock.dataclass import dataclass
 
 PAGE = 4096
 """Bytes of a journal's page: SQLite's default."""

@@ -11,10 +11,11 @@ import os
 import sqlite3
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from penstock.dataclass import dataclass
 from penstock.frontend.recovery.journal_images import salvage_images
 from penstock.frontend.recovery.journal_responses import HAS_TABLE
 from penstock.frontend.recovery.journal_rows import recorded_request, request_of_outputs

@@ -8,13 +8,14 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TypeVar
 
 import msgspec
 
 from penstock.api.request import Image, Request, SequenceOutput
 from penstock.api.sampling_params import SamplingParams
+from penstock.dataclass import dataclass
 from penstock.frontend.recovery.journal_images import delete_unused_images, without_pixels
 from penstock.frontend.recovery.recent_responses import StoredResponse
 

@@ -10,10 +10,10 @@ holds the most bytes loses its least recently used response. With a journal, res
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
+from penstock.dataclass import dataclass
 from penstock.frontend.metrics import Metrics
 
 RESPONSE_BYTES = 1024

@@ -11,10 +11,10 @@ across restarts, and for tokens that were sent but not yet on disk when the serv
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from penstock.api.sampling_params import SEED_RANGE
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 from penstock.frontend.output_processor import CompletionDelta
 

@@ -8,9 +8,9 @@ native            cache and operations of the native kernels, in the layout of `
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol
 
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 
 if TYPE_CHECKING:

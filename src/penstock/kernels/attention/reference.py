@@ -7,7 +7,6 @@ rounded alike; an int8 cache has the Hadamard transforms of keys and values.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from penstock.dataclass import dataclass
 from penstock.kernels.batch import Batch, IntArray
 
 MAX_SCORES = 2**22

@@ -13,7 +13,6 @@ same bits from either. Steps that a query does not see leave its numbers as they
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.dataclass import dataclass
 from penstock.kernels.batch import Batch
 from penstock.kernels.tree import ATTENTION_SEGMENT, ATTENTION_STEP
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic
 
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 
 

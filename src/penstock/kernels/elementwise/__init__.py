@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, Literal, Protocol
 
 from penstock.checkpoint.encoder_config import HeadActivation
 from penstock.config.feed_forward import Activation
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 
 

@@ -1,7 +1,6 @@
 """Quantized rows of a weight, in the formats of `penstock.config.weight_formats`, and their dequantization in numpy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.weight_formats import StoredType, WeightFormat
+from penstock.dataclass import dataclass
 
 Floats = NDArray[np.float32]
 

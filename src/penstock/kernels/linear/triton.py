@@ -5,13 +5,12 @@ instructions serves 1 to 64 tokens. `kernels/tree.py` fixes the order of sums. W
 is computed by a program of its own, which leaves a partial sum in float32; `_sum_segments` adds them.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from penstock.dataclass import dataclass
 from penstock.kernels.tree import LINEAR_SEGMENT, LINEAR_STEP
 
 

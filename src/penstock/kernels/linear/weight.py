@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.config.feed_forward import Activation
 from penstock.config.weight_formats import WeightFormat
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.linear.quantized import Quantized
 

@@ -6,12 +6,12 @@ update(x, rows) ──> LoraUpdate ──> Weight.linear(x, bias, dtype, update)
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 from penstock.kernels.lora.rows import AdapterRows
 from penstock.native.array import AnyDtype

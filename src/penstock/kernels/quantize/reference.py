@@ -8,7 +8,6 @@ of it are tried; the fraction clips the largest weights and represents all other
 then refitted by least squares to the resulting integers, several times.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from penstock.config.weight_formats import WeightFormat
+from penstock.dataclass import dataclass
 from penstock.kernels.arrays import array_of, tensor_of
 from penstock.kernels.linear.quantized import Quantized
 from penstock.kernels.quantize import zero_units

@@ -18,9 +18,9 @@ If the first token of a step is the first of its sequence, the initial state is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, Protocol
 
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ versions do.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from penstock.dataclass import dataclass
 from penstock.kernels.batch import NO_BRANCH, Batch
 from penstock.kernels.recurrent import ConvColumns, ConvWeight, DeltaShape, Gates, ScanShape
 from penstock.kernels.recurrent.states import CopyRows, StateCaches, StatePart, StateShape, states_in

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic
 
 from penstock.config.state_layout import part_elements
+from penstock.dataclass import dataclass
 from penstock.kernels.array_types import A
 
 

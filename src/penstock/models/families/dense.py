@@ -1,8 +1,7 @@
 """Reads the `config.json` keys that dense families share."""
 
-from dataclasses import dataclass
-
 from penstock.config.feed_forward import Activation
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.mlp import GatedMLPSpec

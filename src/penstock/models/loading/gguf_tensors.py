@@ -11,7 +11,6 @@ alpha_p, alpha_n        metadata of all layers (xIELU)
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from operator import itemgetter
 
 import numpy as np
@@ -21,6 +20,7 @@ from penstock.checkpoint.gguf.config import SCORE_HEAD
 from penstock.checkpoint.gguf.file import GGUFFile
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.names import stream_map
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.latent import LatentAttentionSpec

@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from penstock.checkpoint.float_bits import is_finite
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 from penstock.quantization.parts import FLOATS, CheckedTensor
 from penstock.quantization.rows import Parameter

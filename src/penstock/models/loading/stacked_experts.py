@@ -11,12 +11,12 @@ of the stacked tensors.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 from penstock.layers.mixture import MixtureSpec
 from penstock.layers.sum import SumSpec

@@ -6,13 +6,13 @@ read are left to the loader, which reports them.
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.checkpoint import weight_files
 from penstock.checkpoint.safetensors import MappedTensors, StoredTensor, read_header
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 from penstock.models.spec import ModelNames
 

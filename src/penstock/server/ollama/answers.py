@@ -2,12 +2,12 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from penstock.api.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.api.tools import arguments_object, call_id
+from penstock.dataclass import dataclass
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import (

@@ -3,11 +3,12 @@
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 
 from penstock.api.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
 from penstock.api.tools import call_id
+from penstock.dataclass import dataclass
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.parsers.conversation import Parsers
 from penstock.parsers.parts import BETWEEN_PARTS, CallArguments, Part, Piece, PieceSeparators, Reasoning, Text, ToolCall

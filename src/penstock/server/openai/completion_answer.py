@@ -2,9 +2,10 @@
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from penstock.api.request import CompletionOutput, RequestOutput, TokenLogprob
+from penstock.dataclass import dataclass
 from penstock.frontend.output_processor import CompletionDelta
 from penstock.server.logprobs import LEAST_LOGPROB
 from penstock.server.openai.answers import (

@@ -1,9 +1,9 @@
 """Forms of files and fields, `multipart/form-data` (RFC 7578). The body is complete, and within the limit on bodies."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from email.message import Message
 
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 
 _MOST_PARTS = 64

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from penstock.api.tools import Tools
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 from penstock.server.body import renamed_params
 from penstock.server.body_route import BodyRoute

@@ -4,12 +4,12 @@ Stored as JSON are the response, and its own new items with ids in OpenAI's shap
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from pydantic import TypeAdapter
 
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError, PreviousResponseNotFoundError, ResponseNotFoundError
 from penstock.frontend.recovery.recent_responses import RecentResponses, StoredResponse
 from penstock.server.openai.responses_items_schema import Item, ItemReference, MessageItem

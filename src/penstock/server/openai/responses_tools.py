@@ -10,10 +10,10 @@ others        none                         none: they run on OpenAI's servers
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from penstock.api.tools import Choice, Function, Tools
+from penstock.dataclass import dataclass
 from penstock.errors import InvalidRequestError
 from penstock.server.openai.body_to_params import allowed
 from penstock.server.openai.responses_items_schema import AdditionalToolsItem, Item

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from penstock.api.request import CompletionOutput, FinishReason, RequestOutput, TokenLogprob
+from penstock.dataclass import dataclass
 from penstock.frontend.output_processor import CompletionDelta, Detokenizer
 from penstock.server.errors import ErrorReply
 from penstock.server.huggingface_errors import INCOMPLETE, shape

@@ -4,7 +4,7 @@ The library's own dates, times and hosts are looser than the standards: February
 seconds, a host's name any length. Here they are exact or narrower: what is written is of the format to any reader.
 """
 
-from dataclasses import dataclass
+from penstock.dataclass import dataclass
 
 OF_THE_LIBRARY = frozenset({"duration", "uri"})
 

@@ -8,10 +8,11 @@ unknown keywords are left out, and what cannot be enforced is refused with its J
 import itertools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from penstock.api.subschemas import map_schemas, without_nulls
+from penstock.dataclass import dataclass
 from penstock.structured.json_schema.document import Json, SchemaError, child, number, parse, show
 from penstock.structured.json_schema.formats import find_format
 from penstock.structured.json_schema.library import is_string_possible

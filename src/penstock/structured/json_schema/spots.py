@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import Decimal
 
+from penstock.dataclass import dataclass
 from penstock.structured.json_schema.overlap import Overlap, Value
 from penstock.structured.json_schema.subschema import IN_PLACE, References, Subschema
 

@@ -1,8 +1,8 @@
 """The schemas within a schema, each with its JSON pointer, and the targets of references between them."""
 
-from dataclasses import dataclass
 from urllib.parse import unquote
 
+from penstock.dataclass import dataclass
 from penstock.structured.json_schema.document import Json, SchemaError, child, show
 
 IN_PLACE = ("allOf", "anyOf", "oneOf")

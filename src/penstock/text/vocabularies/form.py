@@ -1,12 +1,12 @@
 """Settings of a tokenizer without tokenizer.json, from the configs of its folder; for all forms of vocabulary."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 MAX_TOKENS = 2**20

@@ -2,9 +2,9 @@
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 from penstock.text.vocabularies.form import MAX_TOKENS
 

@@ -1,13 +1,14 @@
 """Converts SentencePiece's unigram models (Kudo 2018): those of XLM-RoBERTa, CamemBERT, T5 and others."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from tokenizers import processors
 
 from penstock.checkpoint.gguf.unigram import Spaces, unigram_backend
 from penstock.checkpoint.gguf.vocabulary import CONTROL, UNKNOWN
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 from penstock.text.vocabularies.form import Converted, Folder, add_special, with_added_tokens
 from penstock.text.vocabularies.sentencepiece_proto import SentencePieceModel

@@ -1,7 +1,7 @@
 """Converts vocab.json with merges.txt: the byte-level BPE of GPT-2, Qwen 2 and RoBERTa (Radford et al. 2019)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import msgspec
@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from penstock.checkpoint.checkpoint import read_text
 from penstock.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZATIONS
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 from penstock.text.vocabularies.form import Converted, Folder, with_added_tokens
 
