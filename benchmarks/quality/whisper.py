@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks.report import save
 from penstock import LLM
-from penstock.frontend.audio.sounds import read_sound
+from penstock.frontend.audio.sounds import LongestSound, read_sound
 
 hf: Any = importlib.import_module("transformers")  # whose classes are typed in part
 _DTYPES = {0: np.float32, 1: np.int8, 2: np.int16, 3: np.int32, 4: np.float16}
@@ -195,7 +195,7 @@ def main() -> None:
         }
         found = {}
         for name in _SOUNDS:
-            whole = read_sound(sounds.read(f"moonshine_voice/assets/{name}"), 3600)
+            whole = read_sound(sounds.read(f"moonshine_voice/assets/{name}"), LongestSound(3600))
             found[name] = compare(model, llms, whole)
             print(json.dumps({name: found[name]}, indent=1), flush=True)
     if given.save:

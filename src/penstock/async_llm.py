@@ -259,5 +259,5 @@ class AsyncLLM:
     ) -> ImagePrompt:
         images = self._need_images("messages")
         pictures = await images.read(sources)
-        text = await images.render(messages, len(pictures), render)
+        text = await images.render(messages, pictures, render)
         return images.tokens.place(await self._engine.prompts.encode_rendered(text), pictures, "messages")

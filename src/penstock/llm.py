@@ -481,7 +481,7 @@ class LLM:
             return ImagePrompt(tokenizer.encode(render(messages), add_special_tokens=False))
         images = self._need_images("messages")
         pictures = images.read(sources)
-        text = images.render(messages, len(pictures), render)
+        text = images.render(messages, pictures, render)
         return images.tokens.place(tokenizer.encode(text, add_special_tokens=False), pictures, "messages")
 
     def _bare_prompt(self, prompt: Mapping[str, Any]) -> ImagePrompt:

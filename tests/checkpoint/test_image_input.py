@@ -69,7 +69,7 @@ def test_an_unknown_family_takes_text_only(tmp_path):
 
 
 def test_options_turn_images_off_and_bound_their_tokens(tmp_path):
-    opened, facts = checkpoint(tmp_path), SimpleNamespace(tower=SimpleNamespace(takes_sounds=False))
+    opened, facts = checkpoint(tmp_path), SimpleNamespace(towers={"image": None})
     whole = _image_input(EngineConfig(), opened, facts)
     assert whole == replace(read_image_input(opened), max_tokens=4096)
     allowed = _image_input(EngineConfig.from_options(max_image_tokens=16_384), opened, facts)
@@ -77,9 +77,8 @@ def test_options_turn_images_off_and_bound_their_tokens(tmp_path):
     tower = replace(make_tower(), max_tokens=16_384, max_patches=65_536)
     assert _limited(tower, allowed) == tower
     assert _limited(tower, whole) == replace(tower, max_tokens=4096, max_patches=16_384), "memory is planned for less"
-    assert _limited(tower, None) is None
     bounded = EngineConfig.from_options(max_image_tokens=64)
     assert whole.max_tokens == 4096, "of more the memory plan would be large, and most pictures need fewer"
     assert _image_input(bounded, opened, facts) == replace(whole, max_tokens=64)
     assert _image_input(EngineConfig.from_options(images=False), opened, facts) is None
-    assert _image_input(EngineConfig(), opened, SimpleNamespace(tower=None)) is None
+    assert _image_input(EngineConfig(), opened, SimpleNamespace(towers={})) is None

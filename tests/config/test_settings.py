@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.api.request import Image
+from penstock.api.request import Image, MediaKind
 from penstock.config.byte_counts import GIB, MIB, in_words, parse_bytes
 from penstock.config.engine_config import EngineConfig, parse_overrides
 from penstock.config.machine import Machine
@@ -149,36 +149,53 @@ TOWER = TowerFacts(  # Gemma 3's at a fourth of its width
 
 
 def test_a_vision_tower_and_the_features_of_two_images_are_in_the_plan() -> None:
-    text, settings = settled(), settled(replace(FACTS, tower=TOWER))
+    text, settings = settled(), settled(replace(FACTS, towers={"image": TOWER}))
     plan, images = settings.memory, settings.images
     assert text.images is None
     assert images is not None
-    assert plan.tower == 30_000_000 * 65 // 32
+    assert plan.towers == 30_000_000 * 65 // 32
     assert plan.image_features == images.feature_bytes >= 2 * 4096 * 288 * 2
     assert plan.workspace >= text.memory.workspace + 4096 * (1728 + 4 * 288) * 2
     assert "58.1 MiB vision tower + 64 MiB image features + " in memory_line(plan)
-    little = settled(replace(FACTS, tower=TOWER), replace(CPU, memory=300 * MIB)).memory
-    planned = little.weights + little.kv_cache + little.workspace + little.tower + little.image_features
+    little = settled(replace(FACTS, towers={"image": TOWER}), replace(CPU, memory=300 * MIB)).memory
+    planned = little.weights + little.kv_cache + little.workspace + little.towers + little.image_features
     assert planned + little.image_pixels == little.num_bytes <= 300 * MIB
     assert little.image_pixels == 300 * MIB // 32 >= 2 * 4096 * 14 * 14 * 3
     assert f"{in_words(plan.image_pixels)} images of requests" in memory_line(plan)
-    tapped = settled(replace(FACTS, tower=replace(TOWER, feature_elements=4 * 256, early_elements=3 * 256))).images
+    tapped = settled(
+        replace(FACTS, towers={"image": replace(TOWER, feature_elements=4 * 256, early_elements=3 * 256)})
+    ).images
     assert tapped is not None
     picture = Image(0, 256, 16, 16, 896, 896, b"", b"")
     assert tapped.image_bytes(picture) == (4096 * 288 + 3 * 256 * 256) * 2  # its stream beside what its layers added
     assert images.token_elements == LAYERS + HEAD
-    assert images.layer_tokens(896, 896) == -(-4096 * (1_000_000 + 2 * 4096 * 288) // (LAYERS + HEAD))
+    assert images.layer_tokens(picture) == -(-4096 * (1_000_000 + 2 * 4096 * 288) // (LAYERS + HEAD))
 
 
 def test_a_machine_that_is_too_small_is_told_which_encoder_takes_how_much() -> None:
-    sounds = replace(TOWER, is_audio=True)
-    for tower, words in ((TOWER, "the vision tower and images"), (sounds, "the audio encoder and sounds")):
+    encoders: dict[MediaKind, str] = {"image": "the vision tower and images", "sound": "the audio encoder and sounds"}
+    for kind, words in encoders.items():
         with pytest.raises(ConfigError, match=words):
-            settled(replace(FACTS, tower=tower), replace(CPU, memory=60 * MIB))
+            settled(replace(FACTS, towers={kind: TOWER}), replace(CPU, memory=60 * MIB))
+    with pytest.raises(ConfigError, match="the vision tower and audio encoder and images and sounds"):
+        settled(replace(FACTS, towers={"image": TOWER, "sound": TOWER}), replace(CPU, memory=60 * MIB))
+
+
+def test_two_encoders_share_a_budget_of_features_and_have_weights_and_workspace_of_their_own() -> None:
+    small = replace(TOWER, num_parameters=10_000_000, max_patches=1024, pixel_bytes=4)
+    text, one, both = (
+        settled(replace(FACTS, towers=towers)).memory
+        for towers in ({}, {"image": TOWER}, {"image": TOWER, "sound": small})
+    )
+    assert both.towers == one.towers + 10_000_000 * 65 // 32
+    assert both.workspace - one.workspace == (one.workspace - text.workspace) // 4
+    assert (both.image_features, both.image_pixels) == (one.image_features, one.image_pixels)
+    assert "vision tower and audio encoder + 64 MiB image and sound features + " in memory_line(both)
+    assert f"{in_words(both.image_pixels)} images and sounds of requests" in memory_line(both)
 
 
 def test_images_that_attend_within_fit_a_step_beside_a_token_of_each_sequence() -> None:
-    facts = replace(FACTS, tower=replace(TOWER, attends_within=True, max_tokens=600))
+    facts = replace(FACTS, towers={"image": replace(TOWER, attends_within=True, max_tokens=600)})
     assert settled(facts).max_num_batched_tokens == 664
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens \(512\) is below 664: an image takes up to 600"):
         settled(facts, max_num_batched_tokens=512)

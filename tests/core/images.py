@@ -39,7 +39,7 @@ def make_tower(
 
 
 def make_images(tower: TowerFacts, feature_bytes: int = 100, token_elements: int = 4) -> ImageSettings:
-    return ImageSettings(tower, 1, token_elements, feature_bytes)
+    return ImageSettings({"image": tower}, 1, token_elements, feature_bytes)
 
 
 def make_image(name: int, rows: int = 2, columns: int = 3, start: int = 0, *, breaks: bool = False) -> Image:
@@ -72,7 +72,7 @@ class ImageRunner(FakeRunner):
 
     def __init__(self, groups: tuple[CacheGroup, ...], block_size: int, settings: ImageSettings) -> None:
         super().__init__(groups, block_size)
-        self.settings = settings
+        self.settings, self.num_layers = settings, settings.towers["image"].num_layers
         self.requests: dict[int, Request] = {}
         self.layers: dict[bytes, int] = {}
         self.sizes: dict[bytes, int] = {}
@@ -91,8 +91,8 @@ class ImageRunner(FakeRunner):
                 assert part.digest not in self.layers, "an image is encoded that was not freed"
                 self.sizes[part.digest] = self.settings.image_bytes(part.image)
             self.layers[part.digest] = part.last
-            self.num_encoded += part.last == self.settings.tower.num_layers
-            if part.digest in self.broken and part.last == self.settings.tower.num_layers:
+            self.num_encoded += part.last == self.num_layers
+            if part.digest in self.broken and part.last == self.num_layers:
                 broken.append(part.digest)
         held = sum(self.sizes[digest] for digest in self.layers)
         assert held <= self.settings.feature_bytes, "the features exceed their budget"
@@ -103,15 +103,13 @@ class ImageRunner(FakeRunner):
     def contents_of(self, forward: ForwardPlan) -> list[int]:
         contents = super().contents_of(forward)
         for rows in forward.image_rows:
-            assert self.layers.get(rows.digest) == self.settings.tower.num_layers, (
-                "features are used that are not there"
-            )
+            assert self.layers.get(rows.digest) == self.num_layers, "features are used that are not there"
             for index, row in enumerate(rows.rows, rows.first):
                 assert contents[row] == PLACEHOLDER
                 contents[row] = content(rows.digest, index)
-        if self.settings.tower.attends_within:
+        if self.settings.towers["image"].attends_within:
             self._check_ends(forward)
-        if self.settings.tower.is_attended:
+        if self.settings.is_attended:
             self._add_windows(forward, contents)
         return contents
 
@@ -120,7 +118,7 @@ class ImageRunner(FakeRunner):
         assert len(forward.windows) == len(forward.query_lens)
         row = 0
         for digest, start, count in zip(forward.windows, forward.starts, forward.query_lens, strict=True):
-            assert self.layers.get(digest) == self.settings.tower.num_layers, "a window is used that is not there"
+            assert self.layers.get(digest) == self.num_layers, "a window is used that is not there"
             if start == 0:
                 contents[row] = content(digest, contents[row])
             row += count
@@ -137,7 +135,7 @@ class ImageRunner(FakeRunner):
 
     def prompt_contents(self, request: Request) -> list[int]:
         contents = super().prompt_contents(request)
-        if self.settings.tower.is_attended:
+        if self.settings.is_attended:
             return [content(request.images[0].digest, contents[0]), *contents[1:]]
         for image in request.images:
             index = 0

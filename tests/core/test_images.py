@@ -357,6 +357,9 @@ def test_an_image_larger_than_the_tower_takes_is_refused_by_name() -> None:
     refusal = scheduler.refusal(make_request("r", tokens, images=images))
     assert refusal is not None
     assert "6 x 10 pixels takes 15 tokens of 15 patches; this model's vision tower encodes at most 12 tokens" in refusal
+    sounds = tuple(replace(image, is_sound=True) for image in images)
+    refusal = scheduler.refusal(make_request("r", tokens, images=sounds))
+    assert refusal == "this model takes text and images, not sounds"
     refusal = make_scheduler().refusal(make_request("r", tokens, images=images))
     assert refusal == "this model takes text only: leave images and sounds out"
 
@@ -370,7 +373,7 @@ def test_an_image_is_charged_to_the_tenant_whose_turn_comes_first() -> None:
     run(scheduler, runner)
     queue = scheduler.queue
     assert isinstance(queue, FairQueue)
-    assert abs(queue.counter("a") - queue.counter("b")) == 3 * images.layer_tokens(4, 6)
+    assert abs(queue.counter("a") - queue.counter("b")) == 3 * images.layer_tokens(make_image(1))
 
 
 def test_keys_of_blocks_are_their_tokens_and_the_content_and_place_of_images() -> None:

@@ -15,7 +15,7 @@ from penstock.diagnose.verify import Finding, SelfTest, first_difference, self_t
 from penstock.engine.build import build_engine
 from penstock.errors import ConfigError
 from tests.core.fakes import FakeRunner
-from tests.support import sounds
+from tests.support import omni
 from tests.support.checkpoints import write_random
 from tests.support.families import LATENTS, SHAPE
 from tests.support.hearing import make_hearing
@@ -167,7 +167,7 @@ def test_a_kind_of_model_is_clean_in_every_situation_that_it_can_come_into(
     elif family in FAMILIES:
         make(family, tmp_path)
     elif family not in KINDS:
-        sounds.make(family, tmp_path)
+        omni.make(family, tmp_path)
     else:
         changes, left_out = KINDS[family]
         write_random(tmp_path, family, **(SHAPE | {"num_hidden_layers": 2} | changes))

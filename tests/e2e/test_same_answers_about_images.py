@@ -11,15 +11,15 @@ from penstock.config.engine_config import EngineConfig, Role
 from penstock.engine.build import build_engine
 from penstock.engine.core import EngineCore
 from penstock.frontend.input_processor import InputProcessor
-from tests.support import sounds
-from tests.support.sounds import Heard
+from tests.support import omni
+from tests.support.omni import Omni
 from tests.support.vision import Seen, make
 
 
-@pytest.fixture(scope="module", params=["SmolVLM", "Qwen3-VL", "Gemma 3", "InternVL", "Qwen2.5-Omni"])
-def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen | Heard:
-    maker = sounds.make if request.param in sounds.FAMILIES else make
-    return maker(request.param, tmp_path_factory.mktemp("seen"))
+@pytest.fixture(scope="module", params=["SmolVLM", "Qwen3-VL", "Gemma 3", "InternVL", "Qwen3-Omni"])
+def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen | Omni:
+    folder = tmp_path_factory.mktemp("seen")
+    return omni.make(request.param, folder, order="is") if "Omni" in request.param else make(request.param, folder)
 
 
 def start(folder: Path, role: Role = "any", **options: object) -> EngineCore:
@@ -27,7 +27,7 @@ def start(folder: Path, role: Role = "any", **options: object) -> EngineCore:
     return build_engine(replace(EngineConfig.from_options(model=str(folder), **options), role=role))
 
 
-def ask(core: EngineCore, seen: Seen | Heard, name: str, *, swap: bool = False, max_tokens: int = 8) -> Request:
+def ask(core: EngineCore, seen: Seen | Omni, name: str, *, swap: bool = False, max_tokens: int = 8) -> Request:
     """A question about the pictures; with `swap` about the same ones in the other order, where they are of one size."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
     request = InputProcessor(None, core.info).make_request(seen.tokens, params, request_id=name, arrival=0.0)
@@ -50,7 +50,7 @@ def answers(core: EngineCore, *requests: Request) -> list[list[int]]:
     return list(told.values())
 
 
-def test_answers_about_images_are_the_same_alone_in_company_in_chunks_and_cached(seen: Seen | Heard) -> None:
+def test_answers_about_images_are_the_same_alone_in_company_in_chunks_and_cached(seen: Seen | Omni) -> None:
     core = start(seen.folder)
     (alone,) = answers(core, ask(core, seen, "a"))
     assert core.stats().encoded_images == 2
@@ -75,7 +75,7 @@ def test_answers_about_images_are_the_same_alone_in_company_in_chunks_and_cached
     small.close()
 
 
-def test_answers_about_images_are_the_same_after_preemption(seen: Seen | Heard) -> None:
+def test_answers_about_images_are_the_same_after_preemption(seen: Seen | Omni) -> None:
     roomy = start(seen.folder)
     requests = [ask(roomy, seen, str(number), swap=bool(number % 2), max_tokens=40) for number in range(4)]
     expected = answers(roomy, *requests)
@@ -95,7 +95,7 @@ def test_answers_about_images_are_the_same_after_preemption(seen: Seen | Heard) 
     tight.close()
 
 
-def test_blocks_of_images_come_back_from_the_disk_without_their_images(seen: Seen | Heard, tmp_path: Path) -> None:
+def test_blocks_of_images_come_back_from_the_disk_without_their_images(seen: Seen | Omni, tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         core = start(seen.folder, kv_disk=str(tmp_path / "kv"))
@@ -107,7 +107,7 @@ def test_blocks_of_images_come_back_from_the_disk_without_their_images(seen: See
     assert [count for _, count in found] == [3, 0]
 
 
-def test_an_engine_that_gets_the_blocks_of_a_prompt_encodes_no_image(seen: Seen | Heard) -> None:
+def test_an_engine_that_gets_the_blocks_of_a_prompt_encodes_no_image(seen: Seen | Omni) -> None:
     prefill, decode = start(seen.folder, "prefill"), start(seen.folder, "decode")
     request = ask(prefill, seen, "a")
     (expected,) = answers(prefill, request)

@@ -70,7 +70,7 @@ def test_a_step_of_the_vision_tower_alone_is_in_flight_and_what_the_tower_cannot
         runner.requests[number] = make_request(f"r{number}", prompt, 1, images=(picture,), seed=number)
         core.add_request(runner.requests[number])
     outputs = [*core.step(lambda num_tokens, indices: begun.append((num_tokens, list(indices))))]
-    assert begun == [(images.layer_tokens(4, 6), [0])]
+    assert begun == [(images.layer_tokens(make_image(1)), [0])]
     while core.has_work:
         outputs += core.step()
     (refused,) = [output for output in outputs if output.request_id == "r1"]

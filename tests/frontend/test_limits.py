@@ -77,6 +77,10 @@ def test_images_of_open_requests_stay_within_the_bytes_that_the_memory_plan_has_
             enter_image("b", 41, is_sound=True)
         with pytest.raises(InvalidRequestError, match="send fewer or shorter sounds"):
             enter_image("b", 101, is_sound=True)
+        picture = Image(0, 1, 1, 1, 1, 1, bytes(32), bytes(90))
+        both = replace(make_request("b", [1] * 3), images=(picture, replace(picture, start=1, is_sound=True)))
+        with pytest.raises(InvalidRequestError, match="images and sounds take 180 bytes as pixels or features"):
+            admission.enter([both], ANYONE, None)
         enter(admission, "text", caller=Caller("loud"))
         admission.left(first)
         enter_image("c", 100)

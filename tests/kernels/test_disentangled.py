@@ -61,6 +61,14 @@ def test_scores_depend_on_content_and_distance(ops: Ops, terms: str, size: int, 
         torch.testing.assert_close(ours, expected(text, options).float(), atol=5e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("ops", VERSIONS)
+def test_weights_of_huge_scores_are_finite(ops: Ops) -> None:
+    torch.manual_seed(1)
+    options, qkv = random_options(20, "", None), torch.randn(sum(LENGTHS), 3 * HEADS * 20)
+    qkv[:, : 2 * HEADS * 20] *= 1e15
+    assert ops.disentangled_attention(qkv, options, batch_of(ops, LENGTHS)).isfinite().all()
+
+
 @needs_native
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_text_gets_the_same_bits_alone_and_in_a_batch_on_any_number_of_threads(dtype: torch.dtype) -> None:

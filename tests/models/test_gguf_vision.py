@@ -151,8 +151,8 @@ def test_whatever_the_settings_of_a_vision_file_say_the_file_is_refused_or_the_m
                 facts = read_facts(open_checkpoint(str(model), mmproj=str(vision)))
             except CheckpointError:
                 continue
-            assert facts.tower is not None, "as the user named the file"
-            assert facts.tower.max_tokens > 0, (key, nonsense)
+            assert "image" in facts.towers, "as the user named the file"
+            assert facts.towers["image"].max_tokens > 0, (key, nonsense)
 
 
 def test_a_count_of_blocks_beyond_the_number_of_tensors_is_refused() -> None:

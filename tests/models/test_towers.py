@@ -112,7 +112,7 @@ def test_a_model_with_an_unknown_tower_takes_text_only_and_says_so_once(
     assert read_spec(open_checkpoint(str(tmp_path))).tower is None
     looker = Looker(made, reference_ops())
     assert looker.runner.images is None
-    notes = [record.message for record in caplog.records if "takes text only" in record.message]
+    notes = [record.message for record in caplog.records if "takes no images" in record.message]
     assert len(notes) == 1
     assert "swish9" in notes[0]
     assert torch.isfinite(looker.step([5, 9, 11])).all()
@@ -122,7 +122,7 @@ def test_a_model_without_an_image_processor_takes_text_only(tmp_path: Path) -> N
     make("SmolVLM", tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()
     _, settings = settings_for(tmp_path)
-    assert settings.tower is None
+    assert not settings.towers
 
 
 @pytest.mark.parametrize(
@@ -145,4 +145,4 @@ def test_whatever_the_config_of_a_tower_says_the_text_is_served_or_the_model_ref
                 facts = read_facts(open_checkpoint(str(tmp_path)), with_weights=False)
             except CheckpointError:
                 continue
-            assert facts.tower is None or facts.tower.max_tokens > 0
+            assert all(tower.max_tokens > 0 for tower in facts.towers.values())

@@ -47,7 +47,7 @@ def windows(hearing: Hearing) -> list[torch.Tensor]:
 def window_of(features: torch.Tensor) -> Image:
     pixels = np.ascontiguousarray(features.numpy()).tobytes()
     digest = hashlib.sha256(struct.pack("<II", *features.shape) + pixels).digest()
-    return Image(0, CONTEXT, 1, POSITIONS, *features.shape, digest, pixels)
+    return Image(0, CONTEXT, 1, POSITIONS, *features.shape, digest, pixels, is_sound=True)
 
 
 class Listener:
@@ -63,8 +63,7 @@ class Listener:
             DeviceRunner(checkpoint, self.settings, ops),
             [window_of(window) for window in windows],
         )
-        assert self.settings.tower is not None
-        bounds = [0, *parts, self.settings.tower.num_layers]
+        bounds = [0, *parts, self.settings.towers["sound"].num_layers]
         for first, last in itertools.pairwise(bounds):
             for image in self.images:
                 self.execute(
@@ -132,11 +131,11 @@ def test_settings_that_change_the_model_are_refused_by_name(hearing: Hearing, tm
 
 def test_the_memory_plan_has_the_tower_and_whole_windows(hearing: Hearing) -> None:
     _, settings = settings_for(hearing.folder)
-    tower = settings.tower
+    tower = settings.towers["sound"]
     assert tower is not None
     assert (tower.num_layers, tower.max_patches, tower.patch_height) == (4, POSITIONS, MELS)
     assert settings.images is not None
-    assert settings.images.num_patches(MELS, 2 * POSITIONS) == POSITIONS
+    assert settings.images.num_patches(window_of(torch.zeros(MELS, 2 * POSITIONS))) == POSITIONS
     window = settings.images.image_bytes(window_of(torch.zeros(MELS, 2 * POSITIONS)))
     assert settings.memory.image_features % window == 0
     assert settings.memory.image_features >= 2 * window

@@ -71,7 +71,7 @@ def test_an_image_takes_the_time_of_its_layers_once() -> None:
     seen = replace(fleet, settings=replace(fleet.settings, images=images))
     outcome = Simulation(seen, Turns(())).run()
     first, second = outcome.first_tokens.tolist()
-    cost = 3 * images.layer_tokens(6, 8)
+    cost = 3 * images.layer_tokens(make_image(1, 3, 4))
     assert first > COSTS.seconds(StepShape(cost + 40, 1, 40, 820)) > 3 * second
     assert outcome.refused == {NO_IMAGE: 1}
     assert Simulation(fleet, Turns(())).run().refused == {NO_IMAGE: 3}

@@ -211,6 +211,7 @@ FAMILIES["Qwen3-Omni"] = Family(
             "downsample_hidden_size": 12,
             "max_source_positions": POSITIONS,
         },
+        "vision_config": FAMILIES["Qwen2.5-Omni"].config["vision_config"] | {"deepstack_visual_indexes": []},
         "audio_token_id": PLACEHOLDER,
         "image_token_id": 7,
         "video_token_id": 8,

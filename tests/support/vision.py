@@ -26,6 +26,7 @@ from tests.support.families import DELTA, GEMMA4, LLAMA4
 from tests.support.stepping import plan_of, settings_for
 
 if TYPE_CHECKING:
+    from tests.support.omni import Omni
     from tests.support.sounds import Heard
 
 Pixels = NDArray[np.uint8]
@@ -67,7 +68,7 @@ class Family:
     """From the model and the output of `get_image_features` to features; None: they are in the output."""
 
 
-def _as_patches(pictures: list[Any], size: int, merge: int) -> dict[str, Any]:
+def as_patches(pictures: list[Any], size: int, merge: int) -> dict[str, Any]:
     """The arguments of Qwen's models: patches in squares, each pixel of two equal frames."""
     cut, grids = [], []
     for picture in pictures:
@@ -172,7 +173,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen3VLForConditionalGeneration",
         ((24, 40), (16, 24)),
         8,
-        partial(_as_patches, size=4, merge=2),
+        partial(as_patches, size=4, merge=2),
         mrope=True,
     ),
     "Qwen3-VL mixture": Family(
@@ -185,7 +186,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen3VLMoeForConditionalGeneration",
         ((24, 40), (16, 24)),
         8,
-        partial(_as_patches, size=4, merge=2),
+        partial(as_patches, size=4, merge=2),
         mrope=True,
     ),
     "Qwen3.5": Family(
@@ -199,7 +200,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen3_5ForConditionalGeneration",
         ((24, 40), (16, 24)),
         8,
-        partial(_as_patches, size=4, merge=2),
+        partial(as_patches, size=4, merge=2),
         mrope=True,
     ),
     "Qwen2.5-VL": Family(
@@ -213,7 +214,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen2_5_VLForConditionalGeneration",
         ((24, 40), (16, 24)),
         8,
-        partial(_as_patches, size=4, merge=2),
+        partial(as_patches, size=4, merge=2),
         mrope=True,
     ),
     "Qwen2-VL": Family(
@@ -233,7 +234,7 @@ FAMILIES: dict[str, Family] = {
         "Qwen2VLForConditionalGeneration",
         ((24, 40), (16, 24)),
         8,
-        partial(_as_patches, size=4, merge=2),
+        partial(as_patches, size=4, merge=2),
         mrope=True,
     ),
     "InternVL": Family(
@@ -491,10 +492,12 @@ def image_of(pixels: Pixels, start: int, rows: int, columns: int) -> Image:
 
 
 def axis_positions(images: Sequence[Image], first: int, last: int) -> "array[int]":
-    """The positions of M-RoPE of the tokens `first` to `last`: by time, then by row, then by column."""
+    """The positions of M-RoPE of the tokens `first` to `last`: by time, by row, then by column; sounds are text."""
     places: list[tuple[int, int, int]] = []
     at = 0
     for image in images:
+        if image.is_sound:
+            continue
         while len(places) < image.start:
             places.append((at, at, at))
             at += 1
@@ -509,7 +512,7 @@ def axis_positions(images: Sequence[Image], first: int, last: int) -> "array[int
 class Looker:
     """A runner that computes one text with pictures or sounds, in any chunks, with layers of the tower in any parts."""
 
-    def __init__(self, seen: "Seen | Heard", ops: Ops, **options: Any) -> None:
+    def __init__(self, seen: "Seen | Heard | Omni", ops: Ops, **options: Any) -> None:
         self.seen = seen
         checkpoint, self.settings = settings_for(seen.folder, **({"kv_cache_memory": "4MiB"} | options))
         self.runner = DeviceRunner(checkpoint, self.settings, ops)
@@ -517,8 +520,7 @@ class Looker:
 
     def encode(self, image: Image, cuts: Sequence[int] = ()) -> list[StepResult]:
         """Compute an image's features, in steps that end after `cuts` layers."""
-        assert self.settings.tower is not None
-        bounds = [0, *cuts, self.settings.tower.num_layers]
+        bounds = [0, *cuts, self.settings.towers[image.kind].num_layers]
         return [
             self.run(ForwardPlan([], [], array("i"), [], [], [], [], encode=[part]))
             for part in (
@@ -549,8 +551,9 @@ class Looker:
     def poison(self) -> None:
         """Let black pixels be NaN."""
         assert self.runner.images is not None
-        assert isinstance(self.runner.images.tower, Tower)
-        floats = self.runner.images.tower._floats
+        tower = self.runner.images.towers["image"]
+        assert isinstance(tower, Tower)
+        floats = tower._floats
         assert floats is not None
         floats[:, 0] = np.nan
 

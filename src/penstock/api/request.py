@@ -6,6 +6,7 @@ SamplingParams ──make_request──> Request(ResolvedParams) ──engine─
 
 from dataclasses import field
 from enum import Enum
+from typing import Literal
 
 from penstock.api.sampling_params import ResolvedParams
 from penstock.dataclass import dataclass
@@ -52,6 +53,10 @@ class Adapter:
     """Total number of weight elements."""
 
 
+MediaKind = Literal["image", "sound"]
+"""What a model may take beside text; each kind has an encoder of its own. A kind is its name in messages."""
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """An image, or one tile of it, in a prompt: the resized picture that a model's vision tower encodes.
@@ -77,6 +82,10 @@ class Image:
     """uint8 [height, width, 3] RGB, row by row; of audio, float32 [height, width] log-mel features."""
     is_sound: bool = False
     """Whether it is audio."""
+
+    @property
+    def kind(self) -> MediaKind:
+        return "sound" if self.is_sound else "image"
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,12 @@ def _qwen2_vl(config: _Settings, processor: _Settings) -> ImageInput:
     )
 
 
+def _qwen_omni(config: _Settings, processor: _Settings) -> ImageInput:
+    thinker = config.within("thinker_config") if "thinker_config" in config.values else config
+    placeholder = thinker.integer("image_token_id", "image_token_index", default=151655)
+    return _qwen2_vl(_Settings({"image_token_id": placeholder}, config.file), processor)
+
+
 def _idefics3(config: _Settings, processor: _Settings) -> ImageInput:
     patch, merge = config.within("vision_config").side("patch_size"), config.side("scale_factor", default=2)
     tile = processor.within("max_image_size").side("longest_edge", default=364)
@@ -310,6 +316,10 @@ _FAMILIES: dict[str, Callable[[_Settings, _Settings], ImageInput]] = {
     "qwen3_vl_moe": _qwen2_vl,
     "qwen3_5": _qwen2_vl,
     "qwen3_5_moe": _qwen2_vl,
+    "qwen2_5_omni": _qwen_omni,
+    "qwen2_5_omni_thinker": _qwen_omni,
+    "qwen3_omni_moe": _qwen_omni,
+    "qwen3_omni_moe_thinker": _qwen_omni,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
     "gemma3": _gemma3,

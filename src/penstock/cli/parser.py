@@ -12,6 +12,7 @@ from penstock.config.engine_config import FOREIGN_OPTIONS
 
 FOREIGN_FLAGS = {"--" + name.replace("_", "-"): "--" + ours.replace("_", "-") for name, ours in FOREIGN_OPTIONS.items()}
 FOREIGN_FLAGS |= {
+    "--language-model-only": "--no-media",
     "-m": "--model",
     "-p": "a prompt as an argument",
     "-n": "--max-tokens",

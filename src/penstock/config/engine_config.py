@@ -242,9 +242,10 @@ class AdapterConfig:
 class ImageConfig:
     """Images in prompts, and their limits."""
 
-    images: bool = option(
-        True, "take images, if the model has a vision tower; --no-images saves the tower's memory, and takes text only"
+    media: bool = option(
+        True, "take images and sounds, if the model does; --no-media loads the language model alone, without encoders"
     )
+    images: bool = option(True, "take images, if the model has a vision tower; --no-images saves the tower's memory")
     max_images: int = option(16, "maximum images of a request")
     max_image_bytes: int = option(20_971_520, "maximum size of an image, as a file")
     max_image_pixels: int = option(50_000_000, "maximum pixels of an image, by its header, before it is resized")
@@ -273,8 +274,11 @@ _MOST_AUDIO_SECONDS = 7200
 
 @dataclass(frozen=True, slots=True)
 class AudioConfig:
-    """Limits on audio that is transcribed, or in prompts."""
+    """Sounds in prompts, and limits on these and on audio that is transcribed."""
 
+    sounds: bool = option(
+        True, "take sounds, if the model has an audio encoder for prompts; --no-sounds saves the encoder's memory"
+    )
     max_audio_bytes: int = option(26_214_400, "maximum size of a sound, as a file")
     max_audio_seconds: int = option(3600, "maximum length of a sound, at most 7200")
     max_sounds: int = option(16, "maximum sounds of a request")
@@ -373,6 +377,7 @@ FOREIGN_OPTIONS = {
     "draft_model": "speculative_model",
     "model_draft": "speculative_model",
     "limit_mm_per_prompt": "max_images",
+    "language_model_only": "media",
     "model_impl": "backend",
     "lora": "adapter",
     "lora_modules": "adapter",

@@ -1,6 +1,8 @@
 """Costs and sizes of images in a model's vision tower, for the scheduler, the memory plan and the simulator."""
 
-from penstock.api.request import Image
+from collections.abc import Mapping
+
+from penstock.api.request import Image, MediaKind
 from penstock.config.model_facts import BYTES_OF, ModelFacts, ModelPrecision, TowerFacts
 from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
@@ -8,9 +10,10 @@ from penstock.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
-    """Settings of an engine whose model takes images."""
+    """Settings of an engine whose model takes images or sounds."""
 
-    tower: TowerFacts
+    towers: Mapping[MediaKind, TowerFacts]
+    """The encoder of each kind that it takes."""
     element_bytes: int
     """Bytes of an element of features and activations."""
     token_elements: int
@@ -18,28 +21,45 @@ class ImageSettings:
     feature_bytes: int
     """Budget for the features of encoded images, and for the activations of those that are partly encoded."""
 
-    def num_patches(self, height: int, width: int) -> int:
+    @property
+    def is_attended(self) -> bool:
+        """Whether all tokens of a text attend to features."""
+        return any(tower.is_attended for tower in self.towers.values())
+
+    @property
+    def rope_axes(self) -> bool:
+        """Whether the text model's rotary positions have three axes."""
+        return any(tower.rope_axes for tower in self.towers.values())
+
+    def attends_within(self, image: Image) -> bool:
+        """Whether an image's tokens attend to each other in the text model, also to later ones."""
+        return self.towers[image.kind].attends_within
+
+    def num_layers(self, image: Image) -> int:
+        """Number of layers that compute an image's features."""
+        return self.towers[image.kind].num_layers
+
+    def num_patches(self, image: Image) -> int:
         """Number of patches of a picture."""
-        side = self.tower.patch_pixels
-        return -(-height // (self.tower.patch_height or side)) * -(-width // side)
+        tower = self.towers[image.kind]
+        return -(-image.height // (tower.patch_height or tower.patch_pixels)) * -(-image.width // tower.patch_pixels)
 
-    def layer_tokens(self, height: int, width: int) -> int:
+    def layer_tokens(self, image: Image) -> int:
         """Cost of one layer of the tower for a picture: the text tokens that take as many multiplications."""
-        return -(-self.layer_multiplications(height, width) // self.token_elements)
-
-    def layer_multiplications(self, height: int, width: int) -> int:
-        """Multiplications of one layer of the tower for a picture."""
-        patches = self.num_patches(height, width)
-        return patches * (self.tower.layer_elements + 2 * patches * self.tower.hidden_size)
+        tower, patches = self.towers[image.kind], self.num_patches(image)
+        return -(-patches * (tower.layer_elements + 2 * patches * tower.hidden_size) // self.token_elements)
 
     def image_bytes(self, image: Image) -> int:
         """Bytes of an image between two steps: of its features or, if they are more, of what there is before these."""
-        patches = self.num_patches(image.height, image.width)
-        return _image_bytes(self.tower, image.rows * image.columns, patches, self.element_bytes)
+        tower = self.towers[image.kind]
+        return _image_bytes(tower, image.rows * image.columns, self.num_patches(image), self.element_bytes)
 
     def refusal(self, image: Image) -> str | None:
         """Why an image cannot be encoded; None if it can."""
-        tower, patches = self.tower, self.num_patches(image.height, image.width)
+        tower = self.towers.get(image.kind)
+        if tower is None:
+            return f"this model takes text and {' and '.join(f'{kind}s' for kind in self.towers)}, not {image.kind}s"
+        patches = self.num_patches(image)
         if image.rows * image.columns <= tower.max_tokens and patches <= tower.max_patches:
             return None
         return (
@@ -66,11 +86,11 @@ def token_elements(facts: ModelFacts) -> int:
 
 
 def image_settings(model: ModelPrecision, feature_bytes: int) -> ImageSettings | None:
-    """The settings of a model that takes images; None: it takes text only."""
-    tower = model.facts.tower
-    if tower is None:
+    """The settings of a model that takes images or sounds; None: it takes text only."""
+    towers = model.facts.towers
+    if not towers:
         return None
-    return ImageSettings(tower, BYTES_OF[model.dtype], token_elements(model.facts), feature_bytes)
+    return ImageSettings(towers, BYTES_OF[model.dtype], token_elements(model.facts), feature_bytes)
 
 
 def check_image_limits(tower: TowerFacts, max_num_seqs: int, max_tokens: int, max_prefill: int | None) -> None:

@@ -90,8 +90,10 @@ class LLMOptions(TypedDict, total=False):
     adapter_memory: str | int
     """bytes for adapters; the least recently used are evicted; auto: the size of those given with --adapter, so that
     without any none can be loaded later"""
+    media: bool
+    """take images and sounds, if the model does; --no-media loads the language model alone, without encoders"""
     images: bool
-    """take images, if the model has a vision tower; --no-images saves the tower's memory, and takes text only"""
+    """take images, if the model has a vision tower; --no-images saves the tower's memory"""
     max_images: int
     """maximum images of a request"""
     max_image_bytes: int
@@ -104,6 +106,8 @@ class LLMOptions(TypedDict, total=False):
     image_cache_bytes: int
     """memory for the latest resized images, or features of sounds, which later turns of a conversation send again;
     0: none"""
+    sounds: bool
+    """take sounds, if the model has an audio encoder for prompts; --no-sounds saves the encoder's memory"""
     max_audio_bytes: int
     """maximum size of a sound, as a file"""
     max_audio_seconds: int

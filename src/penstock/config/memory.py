@@ -1,8 +1,9 @@
 """The memory plan: bytes of weights, KV cache and workspace, from facts of the model and the machine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from penstock.api.request import MediaKind
 from penstock.config.byte_counts import GIB, MIB, in_words, parse_bytes
 from penstock.config.footprint import PACKED_BYTES, PoolLimits, weight_bytes, workspace_bytes
 from penstock.config.image_settings import largest_image_bytes
@@ -47,13 +48,14 @@ class MemoryPlan:
     """False for an encoder, whose keys and values last for one step."""
     adapters: int = 0
     """Bytes for the weights of adapters; 0: none can be loaded."""
-    tower: int = 0
-    """Bytes of the weights of its vision tower or audio encoder; 0: the model takes text only."""
+    towers: int = 0
+    """Bytes of the weights of its vision tower and audio encoder; 0: the model takes text only."""
     image_features: int = 0
     """Bytes for the features of encoded images or sounds, and for the streams of those that are being encoded."""
     image_pixels: int = 0
     """Bytes for the images of open requests, encoded or not; 0: unknown, as on a GPU, whose host has them."""
-    takes_sounds: bool = False
+    media: tuple[MediaKind, ...] = ()
+    """Kinds of media that the model takes."""
     draft: "MemoryPlan | None" = None
     """The draft model's plan, whose bytes are not included here; it has as many blocks."""
 
@@ -66,7 +68,7 @@ class MemoryPlan:
     def num_bytes(self) -> int:
         """All bytes of the plan, with those of the draft model."""
         draft = 0 if self.draft is None else self.draft.num_bytes
-        cache = self.kv_cache + self.adapters + self.tower + self.image_features + self.image_pixels
+        cache = self.kv_cache + self.adapters + self.towers + self.image_features + self.image_pixels
         return self.weights + cache + self.workspace + draft
 
     def with_fewer_blocks(self, num_blocks: int) -> "MemoryPlan":
@@ -83,6 +85,8 @@ class MemoryPlan:
         return self.num_blocks * self.block_size
 
 
+ENCODERS: dict[MediaKind, str] = {"image": "vision tower", "sound": "audio encoder"}
+"""Name of the encoder of each kind of media."""
 _MOST_RANKS = 3 * 256  # of the maps that share an input
 _AUTO_KV_CEILING = 8 * GIB  # on a CPU, whose memory others use too
 
@@ -96,8 +100,8 @@ class Demand:
     workspace: int
     adapters: int = 0
     images: int = 0
-    """Bytes of the weights of the vision tower or audio encoder, of features and of pixels."""
-    takes_sounds: bool = False
+    """Bytes of the weights of the vision tower and audio encoder, of features and of pixels."""
+    media: tuple[MediaKind, ...] = ()
 
     @property
     def needed(self) -> int:
@@ -112,7 +116,7 @@ class Demand:
         memory = in_words(self.machine.memory)
         has = f"max_memory is {memory}" if self.machine.is_limited else f"{memory} are free"
         adapters = f", adapters {in_words(self.adapters)}" if self.adapters else ""
-        encoder = "audio encoder and sounds" if self.takes_sounds else "vision tower and images"
+        encoder = " and ".join([*(ENCODERS[kind] for kind in self.media), *(f"{kind}s" for kind in self.media)])
         images = f", the {encoder} {in_words(self.images)}" if self.images else ""
         takes = f"weights take {in_words(self.weights)}, the workspace {in_words(self.workspace)}"
         return f"{has}, {takes}{adapters}{images}"
@@ -162,15 +166,15 @@ def plan_memory(
         workspaces[0] += (limits.budget + samples) * 4 * (models[0].facts.adapted_rows + _MOST_RANKS)
         # The output projection may have an adapter, too.
         workspaces[0] += samples * 4 * models[0].facts.vocab_size
-    tower, image_features, image_pixels = 0, 0, 0
-    facts = models[0].facts.tower
-    if facts is not None:
-        tower, image_features = _tower_bytes(models[0], facts, machine)
+    towers, image_features, image_pixels = 0, 0, 0
+    facts = models[0].facts.towers
+    if facts:
+        towers = sum(int(tower.num_parameters * PACKED_BYTES[models[0].dtype]) for tower in facts.values())
+        image_features = _feature_bytes(models[0], facts, machine)
         image_pixels = _pixel_bytes(facts, machine)
-        workspaces[0] += _tower_workspace(models[0], facts, machine)
-    images = tower + image_features + image_pixels
-    takes_sounds = facts is not None and facts.takes_sounds
-    demand = Demand(machine, sum(weights), sum(workspaces), adapters, images, takes_sounds)
+        workspaces[0] += sum(_tower_workspace(models[0], tower, machine) for tower in facts.values())
+    images = towers + image_features + image_pixels
+    demand = Demand(machine, sum(weights), sum(workspaces), adapters, images, tuple(facts))
     num_blocks, limit = _num_blocks(kv_cache_memory, demand, models, limits)
     first, *others = (
         MemoryPlan(
@@ -187,10 +191,10 @@ def plan_memory(
     return replace(
         first,
         adapters=adapters,
-        tower=tower,
+        towers=towers,
         image_features=image_features,
         image_pixels=image_pixels,
-        takes_sounds=takes_sounds,
+        media=tuple(facts),
         draft=draft,
     )
 
@@ -203,20 +207,20 @@ _WINDOWS = 16
 """Number of audio windows whose keys fit their budget, memory permitting: as many as are decoded at a time."""
 
 
-def _tower_bytes(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> tuple[int, int]:
-    """Bytes of a tower's weights, and the budget for features."""
-    weights = int(tower.num_parameters * PACKED_BYTES[model.dtype])
-    largest = largest_image_bytes(tower, BYTES_OF[model.dtype])
-    if tower.is_attended:
-        return weights, largest * max(_LARGEST_IMAGES, min(_WINDOWS, machine.memory // 16 // largest))
-    return weights, max(_LARGEST_IMAGES * largest, min(_AUTO_FEATURES, machine.memory // 64))
+def _feature_bytes(model: ModelPrecision, towers: Mapping[MediaKind, TowerFacts], machine: Machine) -> int:
+    """The budget for features."""
+    largest = max(largest_image_bytes(tower, BYTES_OF[model.dtype]) for tower in towers.values())
+    if any(tower.is_attended for tower in towers.values()):
+        return largest * max(_LARGEST_IMAGES, min(_WINDOWS, machine.memory // 16 // largest))
+    return max(_LARGEST_IMAGES * largest, min(_AUTO_FEATURES, machine.memory // 64))
 
 
-def _pixel_bytes(tower: TowerFacts, machine: Machine) -> int:
+def _pixel_bytes(towers: Mapping[MediaKind, TowerFacts], machine: Machine) -> int:
     """The budget for the images of open requests."""
     if machine.device != "cpu":
         return 0
-    return max(_LARGEST_IMAGES * tower.largest_pixels, min(_AUTO_PIXELS, machine.memory // 32))
+    largest = max(tower.largest_pixels for tower in towers.values())
+    return max(_LARGEST_IMAGES * largest, min(_AUTO_PIXELS, machine.memory // 32))
 
 
 def _tower_workspace(model: ModelPrecision, tower: TowerFacts, machine: Machine) -> int:

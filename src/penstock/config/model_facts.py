@@ -1,7 +1,10 @@
 """Sizes of a model for the memory plan: its matrices, and each layer's cache and activations."""
 
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Literal, TypeAlias
 
+from penstock.api.request import MediaKind
 from penstock.config.state_layout import part_elements
 from penstock.config.weight_formats import WeightFormat
 from penstock.dataclass import dataclass
@@ -148,19 +151,13 @@ class TowerFacts:
     """Whether all tokens of a text attend to features (cross-attention), instead of some tokens being them."""
     early_elements: int = 0
     """Elements of a token's features that are in memory before the last layer, beside the stream."""
-    is_audio: bool = False
-    """Whether some tokens of a text are features of sounds."""
-
-    @property
-    def takes_sounds(self) -> bool:
-        """Whether it is an audio tower."""
-        return self.is_attended or self.is_audio
+    pixel_bytes: int = 3
+    """Bytes of a pixel in a request: 8 bits a channel; or those of a float32 feature of audio."""
 
     @property
     def largest_pixels(self) -> int:
-        """Bytes of the largest image in a request: 8 bits a channel, or the float32 features of a window of audio."""
-        height = self.patch_height or self.patch_pixels
-        return self.max_patches * self.patch_pixels * height * (4 if self.takes_sounds else 3)
+        """Bytes of the largest image in a request."""
+        return self.max_patches * self.patch_pixels * (self.patch_height or self.patch_pixels) * self.pixel_bytes
 
     @property
     def patch_elements(self) -> int:
@@ -197,8 +194,8 @@ class ModelFacts:
     """Whether keys and values are cached in 16 bits by default, whatever the dtype."""
     is_encoder: bool = False
     """Whether it is an encoder: it embeds or scores texts, and caches nothing between steps."""
-    tower: TowerFacts | None = None
-    """Its vision or audio tower; None: it takes text only."""
+    towers: Mapping[MediaKind, TowerFacts] = field(default_factory=dict)
+    """Its encoder of each kind of media that it takes; empty: it takes text only."""
     limit: str = "the model's own"
     """What sets `max_position`, for messages."""
     usual_length: int | None = None

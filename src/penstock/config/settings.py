@@ -4,10 +4,11 @@ EngineConfig + ModelFacts + Machine ──resolve──> Settings (nothing left 
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from penstock.api.request import MediaKind
 from penstock.config.block_file import BlockFileSettings, block_file
 from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import (
@@ -94,9 +95,9 @@ class Settings:
     """What computes the model: `penstock` or `transformers`."""
 
     @property
-    def tower(self) -> TowerFacts | None:
-        """Facts of the vision tower; None: the model takes text only."""
-        return None if self.images is None else self.images.tower
+    def towers(self) -> Mapping[MediaKind, TowerFacts]:
+        """Facts of the encoder of each kind of media that the model takes; empty: it takes text only."""
+        return {} if self.images is None else self.images.towers
 
     @property
     def moves_blocks(self) -> bool:
@@ -176,8 +177,8 @@ def resolve(
         images=image_settings(target, memory.image_features),
         backend=model.backend,
     )
-    if target.facts.tower is not None:
-        check_image_limits(target.facts.tower, limits.max_num_seqs, limits.budget, scheduler.max_batch_prefill_tokens)
+    for tower in target.facts.towers.values():
+        check_image_limits(tower, limits.max_num_seqs, limits.budget, scheduler.max_batch_prefill_tokens)
     if not drafts or memory.draft is None:
         return settings
     mtp = config.speculation.speculation == "mtp"
@@ -413,8 +414,9 @@ def _limits(config: EngineConfig, facts: ModelFacts, threads: int | None) -> Poo
     sequences = _positive("max_num_seqs", config.scheduler.max_num_seqs, 64 if on_cpu else 256)
     # A prompt's step, for which running answers wait, takes one thread as long as two; and its activations are smaller.
     default = max(8192 if threads is None else min(512, 256 * threads), sequences)
-    if facts.tower is not None and facts.tower.attends_within:
-        default = max(default, facts.tower.max_tokens + sequences)
+    for tower in facts.towers.values():
+        if tower.attends_within:
+            default = max(default, tower.max_tokens + sequences)
     tokens = _positive("max_num_batched_tokens", config.scheduler.max_num_batched_tokens, default)
     if tokens < sequences:
         raise ConfigError(

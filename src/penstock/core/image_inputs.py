@@ -6,26 +6,26 @@ All of them follow from the request's images and the tokens' positions, so chunk
 from array import array
 from itertools import accumulate
 
-from penstock.config.model_facts import TowerFacts
+from penstock.config.image_settings import ImageSettings
 from penstock.core.image_positions import Axes, add_image_positions, add_text_positions
 from penstock.core.plan import ForwardPlan, ImageRows
 from penstock.core.sequence import INT32, Sequence
 
 
-def add_image_inputs(forward: ForwardPlan, sequences: list[Sequence], tower: TowerFacts) -> None:
+def add_image_inputs(forward: ForwardPlan, sequences: list[Sequence], settings: ImageSettings) -> None:
     """Set a plan's image rows, rotary positions and seen ends, if any of its sequences has images; or its windows."""
     if not any(seq.image_end for seq in sequences):
         return
-    if tower.is_attended:
+    if settings.is_attended:
         forward.windows = [seq.request.images[0].digest for seq in sequences]
         return
     for seq, start, count, row in _chunks(forward, sequences):
         if start < seq.image_end:
             forward.image_rows += _image_rows(seq, start, count, row)
-    if tower.rope_axes:
+    if settings.rope_axes:
         forward.rope_positions = _rope_positions(forward, sequences)
-    if tower.attends_within and forward.image_rows:
-        forward.seen_ends = _seen_ends(forward, sequences)
+    if any(tower.attends_within for tower in settings.towers.values()) and forward.image_rows:
+        forward.seen_ends = _seen_ends(forward, sequences, settings)
 
 
 def _chunks(forward: ForwardPlan, sequences: list[Sequence]) -> list[tuple[Sequence, int, int, int]]:
@@ -61,14 +61,14 @@ def _rope_positions(forward: ForwardPlan, sequences: list[Sequence]) -> "array[i
     return axes[0] + axes[1] + axes[2]
 
 
-def _seen_ends(forward: ForwardPlan, sequences: list[Sequence]) -> "array[int]":
+def _seen_ends(forward: ForwardPlan, sequences: list[Sequence], settings: ImageSettings) -> "array[int]":
     ends = array(INT32)
     for seq, start, count, row in _chunks(forward, sequences):
         # Causal first; then the tokens of an image see it to its end.
         ends.extend(range(start + 1, start + count + 1))
         for image in seq.request.images if start < seq.image_end else ():
             first, last = max(start, image.start), min(start + count, image.start + image.count)
-            if first < last:
+            if first < last and settings.attends_within(image):
                 place = slice(row + first - start, row + last - start)
                 ends[place] = array(INT32, [image.start + image.count]) * (last - first)
     return ends

@@ -1,4 +1,4 @@
-"""Rotary positions with three axes, for texts with images (M-RoPE)."""
+"""Rotary positions with three axes, for texts with images (M-RoPE). Tokens of sounds have those of text."""
 
 from array import array
 from collections.abc import Sequence
@@ -26,6 +26,8 @@ def add_image_positions(axes: Axes, images: Sequence[Image], first: int, last: i
     for image in images:
         if image.start >= last:
             break
+        if image.is_sound:
+            continue
         shift = position - token
         add_text_positions(axes, max(first, token) + shift, min(last, image.start) + shift)
         position, token = image.start + shift, image.start + image.count

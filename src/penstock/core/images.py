@@ -1,4 +1,4 @@
-"""The vision tower's work: which layers a step computes for which image, and whose features are kept.
+"""The encoders' work: which layers a step computes for which image or sound, and whose features are kept.
 
     waiting ──layers, in one step or several──> ready ──not needed, and room is wanted──> freed
                        └── a step failed, or the oldest sequence takes its room ──> waiting
@@ -47,6 +47,7 @@ class ImageWork:
         self.num_encoded = 0
         """Images that became ready."""
         self._sequences, self._queue = sequences, queue
+        self._is_attended = settings.is_attended
         self._images: OrderedDict[bytes, _Encoding] = OrderedDict()  # least recently used first
         self._held = 0
         self._freed: list[bytes] = []
@@ -69,7 +70,7 @@ class ImageWork:
 
     def can_decode(self, seq: Sequence) -> bool:
         """Whether a sequence that lacks one token has the features that it attends to; those stay for the step."""
-        if not self.settings.tower.is_attended:
+        if not self._is_attended:
             return True
         if not all(map(self._is_ready, seq.request.images)):
             return False
@@ -81,8 +82,8 @@ class ImageWork:
         """Tokens of the budget to keep for the oldest running sequence: one, or those of an image that attends within
         itself and is ready.
         """
-        image = self._next_image(seq) if self.settings.tower.attends_within else None
-        if image is None or not self._is_ready(image):
+        image = self._next_image(seq)
+        if image is None or not self.settings.attends_within(image) or not self._is_ready(image):
             return 1
         return image.start + image.count - seq.num_computed
 
@@ -96,7 +97,7 @@ class ImageWork:
 
     def _is_ready(self, image: Image) -> bool:
         encoding = self._images.get(image.digest)
-        return encoding is not None and encoding.num_layers == self.settings.tower.num_layers
+        return encoding is not None and encoding.num_layers == self.settings.num_layers(image)
 
     def prepare(self, seq: Sequence, step: Step, kept: int) -> int:
         """Add layers of the images that a sequence's next tokens need; returns how many tokens its chunk may have.
@@ -116,24 +117,24 @@ class ImageWork:
                 room = self._add_layers(image, seq, step, room, needs_layer=is_oldest and not before)
                 if not self._is_ready(image):
                     return before
-            if self.settings.tower.attends_within and room < end - max(start, image.start):
+            if self.settings.attends_within(image) and room < end - max(start, image.start):
                 return before
             self._use(image.digest)
         return len(seq.tokens) - start
 
     def _add_layers(self, image: Image, seq: Sequence, step: Step, room: int, *, needs_layer: bool) -> int:
         """Add as many of an image's layers as fit `room` tokens, at least one if it needs one; returns the rest."""
-        cost = self.settings.layer_tokens(image.height, image.width)
+        cost = self.settings.layer_tokens(image)
         count = max(room // cost, int(needs_layer))
         kept = self._in_step if needs_layer else self._needed()
         if not count or not (image.digest in self._images or self._take_room(image, kept)):
             return room
         encoding = self._images[image.digest]
-        first = encoding.num_layers
-        last = encoding.num_layers = min(first + count, self.settings.tower.num_layers)
+        first, total = encoding.num_layers, self.settings.num_layers(image)
+        last = encoding.num_layers = min(first + count, total)
         step.add_layers(EncodePart(image.digest, first, last, None if first else image), seq, cost * (last - first))
         self._use(image.digest)
-        self.num_encoded += last == self.settings.tower.num_layers
+        self.num_encoded += last == total
         if seq.num_charged <= max(seq.num_computed, image.start):  # else it was charged before it was preempted
             self._queue.encoded(seq, cost * (last - first))
         return room - cost * (last - first)
@@ -183,7 +184,7 @@ class ImageWork:
         """Add images to a step's plan."""
         forward.encode = step.encode
         forward.freed_images, self._freed = self._freed, []
-        add_image_inputs(forward, step.sequences, self.settings.tower)
+        add_image_inputs(forward, step.sequences, self.settings)
 
     def check_integrity(self) -> None:
         """Assert that the features are within their budget, and counted."""

@@ -293,7 +293,7 @@ class Scheduler:
         if self.images is not None and seq.num_computed < seq.image_end:
             encoded, lacking = step.trace.encoded_tokens, most
             most = self.images.prepare(seq, step, kept)
-            if lacking == 1 and not has_room and self.images.settings.tower.is_attended:
+            if lacking == 1 and not has_room and self.images.settings.is_attended:
                 most = 0  # it decodes in the next step, and gets its slot there
             self._prefill_order.computed(seq, step.trace.encoded_tokens - encoded)
         count = step.add_chunk(seq, most, kept)
@@ -311,7 +311,7 @@ class Scheduler:
         decodes: list[Sequence] = []
         # Locals, as the loop runs for each decode of each step.
         make_room, copies, images = self.kv.make_room, step.copies, self.images
-        at_tokens = images is not None and not images.settings.tower.is_attended  # else `can_decode` decides
+        at_tokens = images is not None and not images.settings.is_attended  # else `can_decode` decides
         for seq in self._sequences.running:
             if seq.status is not Status.RUNNING:  # just preempted for an earlier one
                 continue

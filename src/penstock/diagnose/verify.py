@@ -1,22 +1,22 @@
 """The self-test of `penstock verify`: checks that an answer depends on its request alone, bit for bit.
 
-A few requests are answered one at a time; if the model takes images, the longer ones have some. Then the same engine
-answers them in each situation that occurs in a server (batches, chunks, cache hits, preemption, drafts), and their
-token ids and log-probabilities are compared.
+A few requests are answered one at a time; if the model takes images or sounds, the longer ones have some. Then the same
+engine answers them in each situation that occurs in a server (batches, chunks, cache hits, preemption, drafts), and
+their token ids and log-probabilities are compared.
 """
 
 import hashlib
 import math
 import struct
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from penstock.api.request import Image, Request, TokenLogprob
+from penstock.api.request import Image, MediaKind, Request, TokenLogprob
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
 from penstock.config.model_facts import TowerFacts
@@ -169,8 +169,7 @@ class SelfTest:
     def _request(self, name: str, rng: Random, length: int, num_tokens: int) -> Request:
         """A request with a prompt of random tokens; half of the requests are sampled, half are greedy."""
         prompt = [rng.randrange(self.core.info.vocab_size) for _ in range(length)]
-        tower = self.core.settings.tower
-        images = () if tower is None else self._images(rng, prompt, tower)
+        images = self._images(rng, prompt, self.core.settings.towers)
         sampled = rng.random() < 0.5
         params = SamplingParams(
             temperature=0.9 if sampled else 0.0,
@@ -183,27 +182,22 @@ class SelfTest:
         )
         return self._input_processor.make_request(prompt, params, request_id=name, arrival=0.0, images=images)
 
-    def _images(self, rng: Random, prompt: list[int], tower: TowerFacts) -> tuple[Image, ...]:
-        """Random pictures in a long prompt, the first two equal; or a window of random features.
+    def _images(self, rng: Random, prompt: list[int], towers: Mapping[MediaKind, TowerFacts]) -> tuple[Image, ...]:
+        """Random pictures and sounds in turns in a long prompt, the first two of a kind equal; or a window of features.
 
         All have the same window: some would end before another one is encoded, and never run together.
         """
-        if tower.is_attended:
-            return (_window(tower, self.core.settings.max_model_len),)
-        if len(prompt) < PICTURED:
+        if any(tower.is_attended for tower in towers.values()):
+            return (_window(towers["sound"], self.core.settings.max_model_len),)
+        if len(prompt) < PICTURED or not towers:
             return ()
-        if tower.is_audio:
-            return _sounds(prompt, tower)
-        side = tower.patch_pixels * math.isqrt(tower.max_patches // tower.max_tokens)
-        rows, columns = PICTURE if tower.max_tokens >= math.prod(PICTURE) else (1, 1)
-        count, step = rows * columns, len(prompt) // (PICTURES + 1)
-        contents = [rng.randbytes(3 * count * side**2) for _ in range(PICTURES - 1)]
-        found = []
-        for index, pixels in enumerate((contents[0], *contents)):
+        made = {kind: _MAKERS[kind](rng, tower) for kind, tower in towers.items()}
+        turns = [image for images in zip(*made.values(), strict=True) for image in images]
+        found, step = [], len(prompt) // (len(turns) + 1)
+        for index, image in enumerate(turns):
             start = (index + 1) * step
-            prompt[start : start + count] = [prompt[start]] * count  # as the placeholder of an image is one token
-            digest = hashlib.sha256(struct.pack("<II", rows * side, columns * side) + pixels).digest()
-            found.append(Image(start, count, rows, columns, rows * side, columns * side, digest, pixels))
+            prompt[start : start + image.count] = [prompt[start]] * image.count  # a placeholder is one token
+            found.append(replace(image, start=start))
         return tuple(found)
 
     @property
@@ -351,18 +345,31 @@ def _logprobs(entry: TokenLogprob) -> list[tuple[int, float]]:
     return [(entry.token_id, entry.logprob), *entry.top]
 
 
-def _sounds(prompt: list[int], tower: TowerFacts) -> tuple[Image, ...]:
-    """Short sounds of random features in a long prompt, the first two equal."""
-    group, step = tower.max_patches // tower.max_tokens, len(prompt) // (PICTURES + 1)
+def _pictures(rng: Random, tower: TowerFacts) -> list[Image]:
+    """Small pictures of random pixels, the first two equal."""
+    side = tower.patch_pixels * math.isqrt(tower.max_patches // tower.max_tokens)
+    rows, columns = PICTURE if tower.max_tokens >= math.prod(PICTURE) else (1, 1)
+    contents = [rng.randbytes(3 * rows * columns * side**2) for _ in range(PICTURES - 1)]
+    found = []
+    for pixels in (contents[0], *contents):
+        digest = hashlib.sha256(struct.pack("<II", rows * side, columns * side) + pixels).digest()
+        found.append(Image(0, rows * columns, rows, columns, rows * side, columns * side, digest, pixels))
+    return found
+
+
+def _sounds(rng: Random, tower: TowerFacts) -> list[Image]:
+    """Short sounds of random features, the first two equal."""
+    group = tower.max_patches // tower.max_tokens
     count = min(math.prod(PICTURE), tower.max_tokens)
     width = tower.patch_pixels * (group * count + tower.max_patches - group * tower.max_tokens)
     found = []
     for index in range(PICTURES):
-        start = (index + 1) * step
-        prompt[start : start + count] = [prompt[start]] * count
         height, digest, pixels = _features(tower, width, seed=max(index, 1))
-        found.append(Image(start, count, 1, count, height, width, digest, pixels, is_sound=True))
-    return tuple(found)
+        found.append(Image(0, count, 1, count, height, width, digest, pixels, is_sound=True))
+    return found
+
+
+_MAKERS: dict[MediaKind, Callable[[Random, TowerFacts], list[Image]]] = {"image": _pictures, "sound": _sounds}
 
 
 def _window(tower: TowerFacts, context: int) -> Image:

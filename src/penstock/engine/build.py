@@ -1,13 +1,13 @@
 """Builds an engine from its options."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.api.request import Request
+from penstock.api.request import MediaKind, Request
 from penstock.checkpoint.adapters.adaptable import Adaptable
 from penstock.checkpoint.audio_input import read_audio_input
 from penstock.checkpoint.checkpoint import Checkpoint, open_model
@@ -103,7 +103,7 @@ def _build_engine(
     if facts.is_encoder:
         raise ConfigError(f"{facts.name} embeds or scores; this needs a model that generates")
     image_input = _image_input(config, checkpoint, facts)
-    facts = replace(facts, tower=_limited(facts.tower, image_input))
+    facts = replace(facts, towers=_wanted(config, facts, image_input))
     draft = open_draft_checkpoint(config.speculation, checkpoint)
     make_runner = make_runner or partial(start_runner, start=start)
     if config.speculation.speculation == "mtp":
@@ -267,8 +267,8 @@ _SIZED = ("qwen2_vl", "pixtral")
 
 
 def _image_input(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts) -> ImageInput | None:
-    """How the model takes images; None: it has no tower, or is to take text only."""
-    if facts.tower is None or facts.tower.takes_sounds or not config.images.images:
+    """How the model takes images; None: it has no vision tower, or is to take none."""
+    if "image" not in facts.towers or not (config.images.media and config.images.images):
         return None
     from penstock.checkpoint.image_input import read_image_input  # here: few models have a tower
 
@@ -285,22 +285,32 @@ def _with_sounds(info: EngineInfo, checkpoint: Checkpoint, facts: ModelFacts) ->
     """`info` with the settings of the model's audio encoder."""
     from penstock.checkpoint.sound_input import read_sound_input, unsupported_encoder  # here: few models have one
 
-    takes_sounds = facts.tower is not None and facts.tower.is_audio
     return replace(
         info,
-        sound_input=read_sound_input(checkpoint) if takes_sounds else None,
+        sound_input=read_sound_input(checkpoint) if "sound" in facts.towers else None,
         unsupported_encoder=unsupported_encoder(checkpoint),
     )
 
 
-def _limited(tower: TowerFacts | None, image_input: ImageInput | None) -> TowerFacts | None:
-    """A tower's facts for pictures of at most `ImageInput.max_tokens`, where the family lets their size choose; None:
-    no picture is taken.
+def _wanted(config: EngineConfig, facts: ModelFacts, image_input: ImageInput | None) -> Mapping[MediaKind, TowerFacts]:
+    """The facts of the encoders that the options leave in.
+
+    Raises:
+        ConfigError: the model transcribes, for which it needs its encoder.
     """
-    if tower is None or tower.takes_sounds:
-        return tower
-    if image_input is None:
-        return None
+    towers = dict(facts.towers)
+    if (vision := towers.pop("image", None)) is not None and image_input is not None:
+        towers = {"image": _limited(vision, image_input), **towers}
+    if config.images.media and config.audio.sounds:
+        return towers
+    if (audio := towers.pop("sound", None)) is not None and audio.is_attended:
+        off = "sounds" if config.images.media else "media"
+        raise ConfigError(f"{off}: {facts.name} transcribes, for which it needs its audio encoder: leave no_{off} out")
+    return towers
+
+
+def _limited(tower: TowerFacts, image_input: ImageInput) -> TowerFacts:
+    """A tower's facts for pictures of at most `ImageInput.max_tokens`, where the family lets their size choose."""
     most = image_input.max_tokens
     if not most or most >= tower.max_tokens or image_input.processor not in _SIZED:
         return tower

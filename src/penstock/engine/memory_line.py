@@ -1,7 +1,7 @@
 """Formats the memory plan as one line for users."""
 
 from penstock.config.byte_counts import in_words
-from penstock.config.memory import MemoryPlan
+from penstock.config.memory import ENCODERS, MemoryPlan
 from penstock.system.weight_cache import WeightCache
 
 
@@ -26,11 +26,12 @@ def _parts(plan: MemoryPlan, device: str) -> str:
     parts = [f"{in_words(plan.weights)} weights"]
     if plan.adapters:
         parts.append(f"{in_words(plan.adapters)} adapters")
-    if plan.tower:
-        tower, what = ("audio encoder", "sound") if plan.takes_sounds else ("vision tower", "image")
-        parts.append(f"{in_words(plan.tower)} {tower} + {in_words(plan.image_features)} {what} features")
+    if plan.towers:
+        towers, kinds = " and ".join(ENCODERS[kind] for kind in plan.media), " and ".join(plan.media)
+        parts.append(f"{in_words(plan.towers)} {towers} + {in_words(plan.image_features)} {kinds} features")
     if plan.image_pixels:
-        parts.append(f"{in_words(plan.image_pixels)} {'sounds' if plan.takes_sounds else 'images'} of requests")
+        kinds = " and ".join(f"{kind}s" for kind in plan.media)
+        parts.append(f"{in_words(plan.image_pixels)} {kinds} of requests")
     parts.append(_cache(plan, on_demand=device == "cpu"))
     parts.append(f"{in_words(plan.workspace)} workspace")
     return " + ".join(parts)

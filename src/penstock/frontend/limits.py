@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from penstock.api.request import Request
+from penstock.api.request import MediaKind, Request
 from penstock.checkpoint.created import LATEST
 from penstock.config.engine_config import option
 from penstock.dataclass import dataclass
@@ -333,8 +333,9 @@ class Admission:
         most, held = self._pixels.most, self._pixels.held
         if pixels <= most and self._pixels.fits(pixels, caller.tenant):
             return
-        takes_sounds = any(image.is_sound for request in requests for image in request.images)
-        what, form, smaller = ("sounds", "features", "shorter") if takes_sounds else ("images", "pixels", "smaller")
+        kinds = sorted({image.kind for request in requests for image in request.images})
+        what = " and ".join(f"{kind}s" for kind in kinds)
+        form, smaller = (" or ".join(words[kind] for kind in kinds) for words in (_FORMS, _SMALLER))
         if pixels > most:
             raise InvalidRequestError(
                 f"the call's {what} take {pixels} bytes as {form}; the memory plan has {most} for those of all open "
@@ -375,6 +376,10 @@ class Admission:
             seconds = (now - self._last_left) / admitted.answers
             self._seconds_an_answer += 0.1 * (seconds - self._seconds_an_answer)
         self._last_left = now
+
+
+_FORMS: dict[MediaKind, str] = {"image": "pixels", "sound": "features"}
+_SMALLER: dict[MediaKind, str] = {"image": "smaller", "sound": "shorter"}
 
 
 def _admitted(request: Request, caller: Caller) -> Admitted:

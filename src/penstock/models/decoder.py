@@ -24,6 +24,7 @@ from penstock.models.stream import Residual, Stream
 from penstock.quantization.rows import Piece
 
 if TYPE_CHECKING:
+    from penstock.api.request import MediaKind
     from penstock.kernels.batch import Batch
     from penstock.kernels.cache import AnyCache
     from penstock.kernels.lora.rows import AdapterRows
@@ -280,8 +281,8 @@ class Decoder(Generic[A]):
         self.adapted, self.adapted_heads = factory.adapted, factory.adapted_heads
         self.adapted_embeddings = factory.adapted_embeddings
         self._num_taps = 0 if spec.tower is None else len(spec.tower.taps)
-        self.tower: Any = None
-        """The `Tower`, once loaded; None: the model takes text only."""
+        self.towers: dict[MediaKind, Any] = {}
+        """The encoder of each kind of media, once loaded; empty: the model takes text only."""
 
     def forward(
         self,

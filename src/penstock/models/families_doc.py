@@ -18,9 +18,10 @@ the name to look for is `architectures` in the model's `config.json` ([all of th
 
 These take images: SmolVLM and Idefics 3, Gemma 3 and 4, InternVL 2.5 to 3.5, LFM2-VL, Llama 4, Pixtral 12B, Mistral
 Small 3 and Ministral 3, Qwen2-VL and 2.5, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders and from GGUF files
-with their [vision files](gguf.md#vision-files). These take [sounds](sounds.md): Voxtral, Qwen2-Audio, Audio Flamingo 3
-and the thinkers of Qwen2.5-Omni and Qwen3-Omni, from Hugging Face folders. [Whisper](transcription.md) transcribes
-audio, from such folders, too. Of another multimodal checkpoint only the text model is loaded.
+with their [vision files](gguf.md#vision-files). These take [sounds](sounds.md), from Hugging Face folders: Voxtral,
+Qwen2-Audio and Audio Flamingo 3. The thinkers of Qwen2.5-Omni and Qwen3-Omni take both, from such folders.
+[Whisper](transcription.md) transcribes audio, from such folders, too. Of another multimodal checkpoint only the text
+model is loaded.
 
 A setting of `config.json` that changes the computation and is not implemented is refused; an unknown setting is
 reported when the model is opened. Embedding models and rerankers have [their own table](#models-that-embed-or-score).
@@ -65,8 +66,9 @@ TESTS = """\
 Each architecture is tested against `transformers` 5.23 on random checkpoints that exercise its branches: logits in
 float32 within 2e-4 for whole prompts, for odd chunks of several prompts at once and for decodes, and 64 greedy tokens
 (`tests/models/test_families.py`). Those that take images are also tested with two pictures in a prompt, their features
-within 2e-5 (`tests/models/test_towers.py`), and those that take sounds with two sounds
-(`tests/models/test_audio_encoder.py`). Those that embed or score are tested against `sentence-transformers` in
+within 2e-5 (`tests/models/test_towers.py`), those that take sounds with two sounds
+(`tests/models/test_audio_encoder.py`), and those that take both with an image, a sound and an image
+(`tests/models/test_omni.py`). Those that embed or score are tested against `sentence-transformers` in
 float32 within 1e-4 (`tests/models/test_encoders.py`). Where the native library is installed, all of them run entirely
 on native kernels. No setting of a config is silently ignored, apart from those of training or of other
 implementations, which `tests/models/test_config_keys.py` lists.

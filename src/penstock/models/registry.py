@@ -6,7 +6,7 @@ Checkpoint ──read_spec──> ModelSpec ──read_facts──> ModelFacts (
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -29,11 +29,12 @@ from penstock.models.hf_keys import SIZES
 from penstock.models.loading.hf_quantization import read_scheme
 from penstock.models.loading.stored_head import has_own_head
 from penstock.models.sizes import adapted_rows, head_sizes, idle_elements, model_sizes, stored_matrices
-from penstock.models.spec import ModelSpec, MTPSpec
+from penstock.models.spec import AudioEncoderSpec, AudioTowerSpec, MediaEncoderSpec, ModelSpec, MTPSpec
 from penstock.quantization.scheme import SCALES_OF_OTHERS, GGUFScheme, with_prefixes
 from penstock.system.start import Start
 
 if TYPE_CHECKING:
+    from penstock.api.request import MediaKind
     from penstock.checkpoint.gguf.file import GGUFFile
     from penstock.config.model_facts import TowerFacts
     from penstock.kernels.array_types import A
@@ -186,14 +187,14 @@ def read_facts(checkpoint: Checkpoint, *, with_weights: bool = True, ranks: int 
         facts,
         adapted_rows=adapted_rows(spec, ranks),
         is_encoder=spec.encoder is not None,
-        tower=_tower_facts(checkpoint, spec),
+        towers=_tower_facts(checkpoint, spec),
         usual_length=checkpoint.recipe.num_ctx if checkpoint.recipe is not None else None,
     )
 
 
-def _tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> "TowerFacts | None":
-    if spec.tower is None and spec.audio is None and spec.audio_encoder is None:
-        return None
+def _tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> "Mapping[MediaKind, TowerFacts]":
+    if not spec.encoders:
+        return {}
     from penstock.models.tower_facts import read_tower_facts  # here: few models have a tower
 
     return read_tower_facts(checkpoint, spec)
@@ -337,8 +338,9 @@ def _make_model(
 
     factory = _new_factory(spec, settings, ops, lookup=lookup, takes_adapters=settings.memory.adapters > 0)
     model = make(spec, settings.max_model_len, factory)
-    if settings.tower is not None and isinstance(model, Decoder):
-        model.tower = _make_tower(checkpoint, spec, settings, factory, lookup)
+    if isinstance(model, Decoder):
+        for kind in settings.towers:
+            model.towers[kind] = _make_tower(checkpoint, spec.encoders[kind], settings, factory, lookup)
     if not factory.filled.issuperset(factory.parameters):
         files = open_weights(checkpoint, spec, factory.parameters)
         load_weights(files, factory.parameters, model.ignored_tensors(), factory.filled)
@@ -346,9 +348,13 @@ def _make_model(
 
 
 def _make_tower(
-    checkpoint: Checkpoint, spec: ModelSpec, settings: Settings, factory: "WeightFactory[A]", lookup: "PackedLookup"
+    checkpoint: Checkpoint,
+    spec: MediaEncoderSpec,
+    settings: Settings,
+    factory: "WeightFactory[A]",
+    lookup: "PackedLookup",
 ) -> "Tower[A] | AudioTower[A] | AudioEncoder[A]":
-    """Build the tower, whole in each rank and unquantized; `factory` gets its parameters."""
+    """Build an encoder of media, whole in each rank and unquantized; `factory` gets its parameters."""
     from penstock.checkpoint.image_input import read_image_input  # here: few models have a tower
     from penstock.models.audio_encoder import AudioEncoder
     from penstock.models.audio_tower import AudioTower
@@ -358,13 +364,12 @@ def _make_tower(
     ops = replace(factory.ops, collective=Alone())
     own = WeightFactory(Unquantized(), ops, ops.dtype(settings.dtype), settings.device, lookup)
     tower: Tower[A] | AudioTower[A] | AudioEncoder[A]
-    if spec.audio is not None:
-        tower = AudioTower(spec.audio, own)
-    elif spec.audio_encoder is not None:
-        tower = AudioEncoder(spec.audio_encoder, own)
+    if isinstance(spec, AudioTowerSpec):
+        tower = AudioTower(spec, own)
+    elif isinstance(spec, AudioEncoderSpec):
+        tower = AudioEncoder(spec, own)
     else:
-        assert spec.tower is not None, "its facts were read"
-        tower = Tower(spec.tower, read_image_input(checkpoint), own)
+        tower = Tower(spec, read_image_input(checkpoint), own)
     factory.include(own)
     return tower
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import field, replace
 from typing import Generic, Literal, TypeVar
 
+from penstock.api.request import MediaKind
 from penstock.checkpoint.encoder_config import HeadActivation, Pooling
 from penstock.config.model_facts import ActivationSizes, DType, LayerFacts
 from penstock.config.ranks import check_divides
@@ -424,6 +425,9 @@ class AudioEncoderSpec:
         return -(-(num_frames - self.margin) // self.stride)
 
 
+MediaEncoderSpec = TowerSpec | AudioEncoderSpec | AudioTowerSpec
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder (embedding, layers, final norm, output projection), or an encoder."""
@@ -468,6 +472,15 @@ class ModelSpec:
     """The audio encoder of a model that takes sounds in prompts, if Penstock knows the checkpoint's."""
     limit: str = "the model's own"
     """What sets `max_position`, for messages."""
+
+    @property
+    def encoders(self) -> dict[MediaKind, MediaEncoderSpec]:
+        """The encoder of each kind of media that Penstock knows of the checkpoint."""
+        found: dict[MediaKind, MediaEncoderSpec | None] = {
+            "image": self.tower,
+            "sound": self.audio or self.audio_encoder,
+        }
+        return {kind: encoder for kind, encoder in found.items() if encoder is not None}
 
     def shard(self, tp_size: int) -> "ModelSpec":
         """The spec of one rank's shard of the layers, which determines its caches and working memory.

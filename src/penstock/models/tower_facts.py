@@ -1,46 +1,61 @@
-"""The sizes of a model's vision or audio tower, for the memory plan and the scheduler. No torch."""
+"""The sizes of a model's vision tower and audio encoder, for the memory plan and the scheduler. No torch."""
 
 import logging
 from functools import lru_cache
 
+from penstock.api.request import MediaKind
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.checkpoint.image_input import read_image_input
 from penstock.checkpoint.sound_input import read_sound_input
+from penstock.config.image_input import ImageInput
 from penstock.config.model_facts import WINDOW_BLOCK, ActivationSizes, TowerFacts, blocks_of_window
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.sizes import SizeRecorder, WeightSizes
 from penstock.models.audio_encoder import AudioEncoder
 from penstock.models.audio_tower import AudioTower
-from penstock.models.spec import AudioEncoderSpec, AudioTowerSpec, LayerSpec, ModelSpec, SpectrogramSpec, TowerSpec
+from penstock.models.spec import (
+    AudioEncoderSpec,
+    AudioTowerSpec,
+    LayerSpec,
+    MediaEncoderSpec,
+    ModelSpec,
+    SpectrogramSpec,
+    TowerSpec,
+)
 from penstock.models.tower import Tower
 
 logger = logging.getLogger(__name__)
+_FLOAT_BYTES = 4
 
 
-def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | None:
-    """The facts of the tower; None: the model takes text only, as it has no tower or no settings of its pictures."""
-    if spec.audio is not None:
-        return _audio_facts(spec.audio)
-    if spec.audio_encoder is not None:
+def read_tower_facts(checkpoint: Checkpoint, spec: ModelSpec) -> dict[MediaKind, TowerFacts]:
+    """The facts of each encoder that the model has, and whose input has settings."""
+    found = {kind: _facts_of(encoder, checkpoint, spec) for kind, encoder in spec.encoders.items()}
+    return {kind: facts for kind, facts in found.items() if facts is not None}
+
+
+def _facts_of(encoder: MediaEncoderSpec, checkpoint: Checkpoint, spec: ModelSpec) -> TowerFacts | None:
+    if isinstance(encoder, AudioTowerSpec):
+        return _audio_facts(encoder)
+    if isinstance(encoder, AudioEncoderSpec):
         try:
             read_sound_input(checkpoint)
         except CheckpointError as error:
-            logger.warning("this model takes text only: %s", error)
+            logger.warning("this model takes no sounds: %s", error)
             return None
-        return _encoder_facts(spec.audio_encoder, spec.hidden_size)
-    tower = spec.tower
-    if tower is None:
-        return None
+        return _encoder_facts(encoder, spec.hidden_size)
     try:
         pixels = read_image_input(checkpoint)
     except CheckpointError as error:
         if checkpoint.vision is not None and not checkpoint.vision.is_beside:
             raise
-        logger.warning("this model takes text only: %s", error)
+        logger.warning("this model takes no images: %s", error)
         return None
-    if pixels is None:
-        return None
+    return None if pixels is None else _vision_facts(encoder, pixels, spec)
+
+
+def _vision_facts(tower: TowerSpec, pixels: ImageInput, spec: ModelSpec) -> TowerFacts:
     side = tower.side or pixels.size
     area = max(pixels.max_pixels, pixels.tile_size**2) if tower.side is None and pixels.max_pixels else side**2
     most = max(area // tower.patch.size**2, tower.merge**2)
@@ -86,6 +101,7 @@ def _audio_facts(tower: AudioTowerSpec) -> TowerFacts:
         max_tokens=tower.num_positions,
         max_patches=tower.num_positions,
         is_attended=True,
+        pixel_bytes=_FLOAT_BYTES,
     )
 
 
@@ -103,11 +119,11 @@ def _encoder_facts(encoder: AudioEncoderSpec, text_size: int) -> TowerFacts:
         activation_sizes=_audio_activations(encoder),
         max_tokens=most // encoder.group,
         max_patches=max(most + -(-encoder.margin // encoder.stride), -(-frames // encoder.stride)),
-        is_audio=True,
+        pixel_bytes=_FLOAT_BYTES,
     )
 
 
-def _layer_elements(tower: TowerSpec | AudioTowerSpec | AudioEncoderSpec) -> int:
+def _layer_elements(tower: MediaEncoderSpec) -> int:
     return sum(matrix.rows * matrix.columns for matrix in _layer_sizes(tower.layers[0]).matrices)
 
 
@@ -132,7 +148,7 @@ def _spectrogram_elements(encoder: AudioEncoderSpec, spec: SpectrogramSpec) -> i
 
 
 @lru_cache(maxsize=4)
-def _sizes(tower: TowerSpec | AudioTowerSpec | AudioEncoderSpec) -> WeightSizes:
+def _sizes(tower: MediaEncoderSpec) -> WeightSizes:
     recorder = SizeRecorder()
     if isinstance(tower, AudioTowerSpec):
         AudioTower(tower, recorder)

@@ -42,11 +42,11 @@ class AudioRunner(Generic[A]):
     """Holds the keys of audio windows, and the streams of those that are being encoded, by digest."""
 
     def __init__(self, tower: AudioTower[A], ops: Ops[A], settings: Settings) -> None:
-        assert settings.tower is not None
+        (facts,) = settings.towers.values()
         self._tower, self._ops, self._device = tower, ops, settings.device
         spec = tower.spec
         self._positions, self._blocks = spec.num_positions, blocks_of_window(spec.num_positions)
-        num_slots = settings.memory.image_features // largest_image_bytes(settings.tower, BYTES_OF[settings.dtype])
+        num_slots = settings.memory.image_features // largest_image_bytes(facts, BYTES_OF[settings.dtype])
         own = spec.layers[0].facts.cache
         assert isinstance(own, KVSpec)
         kept = [KVSpec(reader.num_heads, reader.head_dim) for _, reader in spec.readers]

@@ -1,13 +1,13 @@
 """The runner: executes plans on one device, by native kernels or torch, and returns sampled tokens."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
 from numpy.typing import NDArray
 
-from penstock.api.request import Adapter, TokenLogprob
+from penstock.api.request import Adapter, MediaKind, TokenLogprob
 from penstock.checkpoint.checkpoint import Checkpoint
 from penstock.config.settings import Settings
 from penstock.core.plan import ForwardPlan, NewBlocks, PromptLogprobsBatch, StepPlan, StepResult
@@ -99,8 +99,8 @@ class DeviceRunner(Generic[A]):
             self.images: ImageRunner[A] | None = None
             """None: the model takes neither images nor sounds in prompts."""
             self._audio: AudioRunner[A] | None = None
-            if self._model.tower is not None:
-                self.images, self._audio = self._run_tower(self._model.tower, settings)
+            if self._model.towers:
+                self.images, self._audio = self._run_towers(self._model.towers, settings)
             if self._audio is not None:
                 self._cache.attend_to(self._audio, self._model.spec)
             self._forward: Forward[A] = make_forward(
@@ -116,17 +116,20 @@ class DeviceRunner(Generic[A]):
                 audio=self._audio,
             )
 
-    def _run_tower(
-        self, tower: "Tower[A] | AudioEncoder[A] | AudioTower[A]", settings: Settings
+    def _run_towers(
+        self, towers: "Mapping[MediaKind, Tower[A] | AudioEncoder[A] | AudioTower[A]]", settings: Settings
     ) -> "tuple[ImageRunner[A] | None, AudioRunner[A] | None]":
-        """The runner of the model's tower: that of features in prompts, or that of windows of audio."""
+        """The runner of the model's encoders: that of features in prompts, or that of windows of audio."""
         from penstock.models.audio_tower import AudioTower  # here: few models have a tower
         from penstock.runner.audio_runner import AudioRunner
         from penstock.runner.image_runner import ImageRunner
 
-        if isinstance(tower, AudioTower):
-            return None, AudioRunner(tower, self._ops, settings)
-        return ImageRunner(tower, self._ops, settings), None
+        of_prompts = {kind: tower for kind, tower in towers.items() if not isinstance(tower, AudioTower)}
+        if of_prompts:
+            return ImageRunner(of_prompts, self._ops, settings), None
+        (tower,) = towers.values()
+        assert isinstance(tower, AudioTower)
+        return None, AudioRunner(tower, self._ops, settings)
 
     def _base_tensor(self, checkpoint: Checkpoint, matrix: str) -> NDArray[Any] | None:
         """The weight of the embedding or the output projection `matrix`, as the checkpoint stores it."""

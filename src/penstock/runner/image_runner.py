@@ -1,18 +1,19 @@
-"""Computes the features of images or sounds, some layers of their tower a step, and puts them into rows of a step.
+"""Computes the features of images and sounds, some layers of their tower a step, and puts them into rows of a step.
 
-Between steps only an image's stream is kept, the output of its last layer so far. As in `encoder_runner.py`, one cache
-has the keys and values of one layer: each layer overwrites those of the layer before.
+Between steps only an image's stream is kept, the output of its last layer so far. As in `encoder_runner.py`, a tower's
+one cache has the keys and values of one layer: each layer overwrites those of the layer before.
 """
 
 import itertools
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Generic
+from typing import Generic, TypeAlias
 
 import numpy as np
 
+from penstock.api.request import MediaKind
 from penstock.config.model_facts import KVSpec
 from penstock.config.settings import Settings
 from penstock.core.plan import EncodePart, ForwardPlan, ImageRows
@@ -31,12 +32,14 @@ from penstock.native.array import Array, CannotRecordError, dtype_of
 from penstock.native.program import Program, memory_of
 
 log = logging.getLogger(__name__)
+Encoder: TypeAlias = Tower[A] | AudioEncoder[A]
 
 
 @dataclass(slots=True)
 class _Encoding(Generic[A]):
     """An image whose features are not ready."""
 
+    runner: "_TowerRunner[A]"
     grid: PatchGrid
     x: A
     """[patches, hidden_size]: the stream after `layers` layers."""
@@ -48,20 +51,76 @@ class _Encoding(Generic[A]):
 class ImageRunner(Generic[A]):
     """Holds the features of images, and the streams of those that are being encoded, by digest."""
 
-    def __init__(self, tower: Tower[A] | AudioEncoder[A], ops: Ops[A], settings: Settings) -> None:
-        assert settings.tower is not None
-        self._tower, self._ops, self._device = tower, ops, settings.device
-        self._block_size = settings.memory.block_size
-        most = settings.tower.max_patches
-        # Each window begins a block of its own, so it may leave one partly filled.
-        blocks = -(-most // self._block_size) + tower.most_windows(most)
-        self._cache = ops.new_caches([self._cache_shape(settings, blocks)]).layers[0]
+    def __init__(self, towers: Mapping[MediaKind, Encoder[A]], ops: Ops[A], settings: Settings) -> None:
+        """
+        Args:
+            towers: the encoder of each kind of media.
+        """
+        self.towers, self._ops = towers, ops
+        self._runners = {
+            kind: _TowerRunner(tower, ops, settings, settings.towers[kind].max_patches)
+            for kind, tower in towers.items()
+        }
         self._encodings: dict[bytes, _Encoding[A]] = {}
         self._features: dict[bytes, tuple[A, ...]] = {}
-        self._recorded = None if ops.library is None else self._record(ops.library, settings, most)
+
+    def encode(self, plan: ForwardPlan) -> list[bytes]:
+        """Free what the plan frees, and compute its layers; returns the digests of images with non-finite features."""
+        for digest in plan.freed_images:
+            self._encodings.pop(digest, None)
+            self._features.pop(digest, None)
+        return [part.digest for part in plan.encode if not self._encode(part)]
+
+    def _encode(self, part: EncodePart) -> bool:
+        """Compute a part; returns whether the image's features are finite, or not ready."""
+        if part.first == 0:
+            assert part.image is not None, "the first part has the image"
+            tower = self.towers[part.image.kind]
+            grid = tower.grid(part.image)
+            x, runner = tower.begin(part.image, grid), self._runners[part.image.kind]
+            self._encodings[part.digest] = _Encoding(runner, grid, x, tower.angles(grid))
+        encoding = self._encodings[part.digest]
+        assert encoding.layers == part.first, "parts follow one another"
+        encoding.runner.run(encoding, part.last)
+        tower = encoding.runner.tower
+        if part.last < len(tower.spec.layers):
+            return True
+        del self._encodings[part.digest]
+        features = (tower.end(encoding.x, encoding.grid), *encoding.taps)
+        self._features[part.digest] = features
+        return all(bool(np.isfinite(self._ops.on_host(wide(vectors, self._ops))).all()) for vectors in features)
+
+    def place(self, x: A, depth: int, image_rows: Sequence[ImageRows]) -> None:
+        """Replace these rows of `x` [any, hidden_size] by features (depth 0), or add the features of a tap to them.
+
+        Sounds have no taps.
+        """
+        ops = self._ops
+        for image in image_rows:
+            features = self._features[image.digest]
+            if depth >= len(features):
+                continue
+            values = features[depth][image.first : image.first + len(image.rows)]
+            rows = ops.from_host(np.array(image.rows, np.int64), values)
+            if depth:
+                # Gathered, added, put back: there is no operation that adds to single rows of a stream.
+                values = ops.add_rows(values, ops.gather(x, rows), 1.0)
+            ops.scatter(values, rows, x)
+
+
+class _TowerRunner(Generic[A]):
+    """Runs the layers of one tower: with a cache of their keys and values, and recorded, if possible."""
+
+    def __init__(self, tower: Encoder[A], ops: Ops[A], settings: Settings, max_patches: int) -> None:
+        self.tower, self._ops, self._device = tower, ops, settings.device
+        self._block_size = settings.memory.block_size
+        # Each window begins a block of its own, so it may leave one partly filled.
+        blocks = -(-max_patches // self._block_size) + tower.most_windows(max_patches)
+        self._cache = ops.new_caches([self._cache_shape(settings, blocks)]).layers[0]
+        self._recorded = None if ops.library is None else self._record(ops.library, settings, max_patches)
 
     def _cache_shape(self, settings: Settings, num_blocks: int) -> CacheShape:
-        cache = self._tower.spec.layers[0].facts.cache
+        cache = self.tower.spec.layers[0].facts.cache
         assert isinstance(cache, KVSpec), "the layers of a tower are attention, all with heads alike"
         return CacheShape(
             num_blocks=num_blocks,
@@ -75,41 +134,14 @@ class ImageRunner(Generic[A]):
 
     def _record(self, library: Library, settings: Settings, max_patches: int) -> "_RecordedLayers | None":
         try:
-            return _RecordedLayers(self._tower, self._cache, library, max_patches, settings.dtype)
+            return _RecordedLayers(self.tower, self._cache, library, max_patches, settings.dtype)
         except CannotRecordError as error:
-            log.warning("the tower runs eagerly, more slowly, as no recorded step has %s", error)
+            log.warning("a tower runs eagerly, more slowly, as no recorded step has %s", error)
             return None
 
-    @property
-    def tower(self) -> Tower[A] | AudioEncoder[A]:
-        return self._tower
-
-    def encode(self, plan: ForwardPlan) -> list[bytes]:
-        """Free what the plan frees, and compute its layers; returns the digests of images with non-finite features."""
-        for digest in plan.freed_images:
-            self._encodings.pop(digest, None)
-            self._features.pop(digest, None)
-        return [part.digest for part in plan.encode if not self._encode(part)]
-
-    def _encode(self, part: EncodePart) -> bool:
-        """Compute a part; returns whether the image's features are finite, or not ready."""
-        if part.first == 0:
-            assert part.image is not None, "the first part has the image"
-            grid = self._tower.grid(part.image)
-            begun = _Encoding(grid, self._tower.begin(part.image, grid), self._tower.angles(grid))
-            self._encodings[part.digest] = begun
-        encoding = self._encodings[part.digest]
-        assert encoding.layers == part.first, "parts follow one another"
-        self._run_layers(encoding, part.last)
-        if part.last < len(self._tower.spec.layers):
-            return True
-        del self._encodings[part.digest]
-        features = (self._tower.end(encoding.x, encoding.grid), *encoding.taps)
-        self._features[part.digest] = features
-        return all(bool(np.isfinite(self._ops.on_host(wide(vectors, self._ops))).all()) for vectors in features)
-
-    def _run_layers(self, encoding: _Encoding[A], last: int) -> None:
-        tower, grid = self._tower, encoding.grid
+    def run(self, encoding: _Encoding[A], last: int) -> None:
+        """Compute an image's layers up to `last`."""
+        tower, grid = self.tower, encoding.grid
         whole, windows = self._lay_out((encoding.x.shape[0],)), self._lay_out(grid.windows)
         tapped = [index + 1 for index in tower.taps if encoding.layers <= index < last]
         # A recorded run ends at each tap, whose features are taken from the stream there.
@@ -132,24 +164,11 @@ class ImageRunner(Generic[A]):
         memory, blocks = self._ops.lay_out(lengths, starts, tables, ids, self._block_size)
         return Batch(memory, len(lengths), len(ids), blocks, self._device)
 
-    def place(self, x: A, depth: int, image_rows: Sequence[ImageRows]) -> None:
-        """Replace these rows of `x` [any, hidden_size] by features (depth 0), or add the features of a tap to them."""
-        ops = self._ops
-        for image in image_rows:
-            values = self._features[image.digest][depth][image.first : image.first + len(image.rows)]
-            rows = ops.from_host(np.array(image.rows, np.int64), values)
-            if depth:
-                # Gathered, added, put back: there is no operation that adds to single rows of a stream.
-                values = ops.add_rows(values, ops.gather(x, rows), 1.0)
-            ops.scatter(values, rows, x)
-
 
 class _RecordedLayers:
     """The tower's layers as native calls, recorded once; a part of them runs from any layer to any other."""
 
-    def __init__(
-        self, tower: Tower | AudioEncoder, cache: AnyCache, library: Library, max_patches: int, dtype: str
-    ) -> None:
+    def __init__(self, tower: Encoder, cache: AnyCache, library: Library, max_patches: int, dtype: str) -> None:
         """
         Raises:
             CannotRecordError: the tower uses an operation that the library lacks.

@@ -231,7 +231,7 @@ class Call:
 
         if images is None or not pictures:
             return await render(messages) + conversation.prefill
-        return await images.render(messages, len(pictures), render) + conversation.prefill
+        return await images.render(messages, pictures, render) + conversation.prefill
 
     async def encode_images(
         self,

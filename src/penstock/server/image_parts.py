@@ -73,8 +73,9 @@ def sound_at_url(given: Any, field: str) -> ImageSource:
 def not_supported(kind: str, field: str, known: ChatFormat) -> InvalidRequestError:
     """The error for a part that the model cannot read."""
     takes = "this checkpoint takes text only"
-    if known.takes_images or known.takes_sounds:
-        takes = f"this model takes text and {'images' if known.takes_images else 'sounds'}"
+    media = [name for name, is_taken in (("images", known.takes_images), ("sounds", known.takes_sounds)) if is_taken]
+    if media:
+        takes = f"this model takes text and {' and '.join(media)}"
     if kind in SOUNDS and known.takes_sounds:
         takes = "sounds belong in messages of the user, as input_audio"
     elif kind in SOUNDS:

@@ -6,9 +6,12 @@
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.dataclass import dataclass
+
+if TYPE_CHECKING:  # the process that renders chat templates has no need of it
+    from penstock.api.request import MediaKind
 
 Content: TypeAlias = str | list[dict[str, Any]]
 
@@ -29,8 +32,7 @@ class ImageSource:
     is_sound: bool = False
 
     @property
-    def what(self) -> str:
-        """Its name in messages."""
+    def kind(self) -> "MediaKind":
         return "sound" if self.is_sound else "image"
 
     @property

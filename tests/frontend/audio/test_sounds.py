@@ -5,12 +5,16 @@ import io
 import struct
 import sys
 import wave
+from dataclasses import asdict
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from penstock.frontend.audio.sounds import SoundError, read_sound, resample
+from penstock.config.sound_input import SoundInput
+from penstock.frontend.audio.sounds import LongestSound, SoundError, count_samples, read_sound, resample
+from penstock.frontend.audio.worker import answer
+from penstock.frontend.decoder_frames import REFUSED, pack
 from tests.support.hearing import a_sound, wav_of
 
 
@@ -38,20 +42,21 @@ def tone(rate, seconds=1.0):
 )
 def test_wav_files_of_integers_and_floats_are_read(kind, bits, pack, error):
     samples = tone(16_000)
-    np.testing.assert_allclose(read_sound(riff(kind, bits, 1, 16_000, pack(samples)), 10), samples, atol=error)
+    found = read_sound(riff(kind, bits, 1, 16_000, pack(samples)), LongestSound(10))
+    np.testing.assert_allclose(found, samples, atol=error)
 
 
 def test_channels_are_mixed_and_the_length_of_a_streamed_file_is_that_of_its_data():
     left, right = tone(16_000), np.zeros(16_000)
     data = np.stack((left, right), 1).astype("<f4").tobytes()
     for size in (None, 0xFFFFFFFF, 0):
-        found = read_sound(riff(3, 32, 2, 16_000, data, size=size), 10)
+        found = read_sound(riff(3, 32, 2, 16_000, data, size=size), LongestSound(10))
         np.testing.assert_allclose(found, left / 2, atol=1e-7)
 
 
 def test_data_of_length_0_before_another_chunk_is_an_empty_sound():
     with pytest.raises(SoundError, match="empty"):
-        read_sound(riff(3, 32, 1, 16_000, b"LIST" + struct.pack("<I", 8) + b"INFO1234", size=0), 10)
+        read_sound(riff(3, 32, 1, 16_000, b"LIST" + struct.pack("<I", 8) + b"INFO1234", size=0), LongestSound(10))
 
 
 def test_files_of_pythons_wave_module_are_read():
@@ -59,7 +64,7 @@ def test_files_of_pythons_wave_module_are_read():
     with wave.open(file, "wb") as writer:
         writer.setparams((1, 2, 16_000, 0, "NONE", ""))
         writer.writeframes((tone(16_000) * 32767).astype("<i2").tobytes())
-    np.testing.assert_allclose(read_sound(file.getvalue(), 10), tone(16_000), atol=1e-4)
+    np.testing.assert_allclose(read_sound(file.getvalue(), LongestSound(10)), tone(16_000), atol=1e-4)
 
 
 @pytest.mark.parametrize("rate", [4_000, 8_000, 11_025, 22_050, 44_100, 44_101, 48_000, 96_000])
@@ -99,7 +104,7 @@ def test_resampling_in_blocks_gives_the_same_samples():
 )
 def test_what_is_no_sound_of_the_allowed_length_is_refused_by_name(data, words):
     with pytest.raises(SoundError, match=words):
-        read_sound(data, 2)
+        read_sound(data, LongestSound(2))
 
 
 def recording(codec, form, rate, channels=1, seconds=2.0):
@@ -127,7 +132,7 @@ def recording(codec, form, rate, channels=1, seconds=2.0):
     ],
 )
 def test_recordings_of_phones_and_browsers_are_read(codec, form, rate, channels):
-    found = read_sound(recording(codec, form, rate, channels), 5)
+    found = read_sound(recording(codec, form, rate, channels), LongestSound(5))
     assert 32_000 <= len(found) < 32_500  # the last frame is whole
     np.testing.assert_allclose(found[3000:29_000], tone(16_000, 2.0)[3000:29_000], atol=0.15)
 
@@ -135,15 +140,15 @@ def test_recordings_of_phones_and_browsers_are_read(codec, form, rate, channels)
 def test_containers_of_other_codecs_lengths_and_contents_are_refused_by_name(monkeypatch):
     sound = recording("aac", "mp4", 16_000)
     with pytest.raises(SoundError, match="longer than 1 s"):
-        read_sound(sound, 1)
+        read_sound(sound, LongestSound(1))
     with pytest.raises(SoundError, match="codec ac3"):
-        read_sound(recording("ac3", "mp4", 48_000), 5)
+        read_sound(recording("ac3", "mp4", 48_000), LongestSound(5))
     for damaged in (sound[:60], b"\x1aE\xdf\xa3" + bytes(100), sound[:4] + b"moov" + sound[8:]):
         with pytest.raises(SoundError, match=r"damaged: Invalid data found when processing input$|no audio"):
-            read_sound(damaged, 5)
+            read_sound(damaged, LongestSound(5))
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(SoundError, match="PyAV"):
-        read_sound(sound, 5)
+        read_sound(sound, LongestSound(5))
 
 
 def test_a_file_of_more_samples_than_a_decoder_has_time_for_is_refused_by_its_header():
@@ -154,24 +159,25 @@ def test_a_file_of_more_samples_than_a_decoder_has_time_for_is_refused_by_its_he
     count = int.from_bytes(silence[21:26], "big") & ~(2**36 - 1) | 192_000 * 3_600  # an hour, it says
     silence[21:26] = count.to_bytes(5, "big")
     with pytest.raises(SoundError, match="samples: send it in parts"):
-        read_sound(bytes(silence), 7200)
+        read_sound(bytes(silence), LongestSound(7200))
 
 
 def test_other_formats_need_soundfile_which_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(SoundError, match="soundfile"):
-        read_sound(b"ID3\4", 2)
+        read_sound(b"ID3\4", LongestSound(2))
 
 
 def test_soundfile_reads_flac():
     soundfile = pytest.importorskip("soundfile")
     file = io.BytesIO()
     soundfile.write(file, tone(44_100, 2.0), 44_100, format="FLAC")
-    np.testing.assert_allclose(read_sound(file.getvalue(), 5)[200:-200], tone(16_000, 2.0)[200:-200], atol=2e-3)
+    found = read_sound(file.getvalue(), LongestSound(5))
+    np.testing.assert_allclose(found[200:-200], tone(16_000, 2.0)[200:-200], atol=2e-3)
     with pytest.raises(SoundError, match="longer"):
-        read_sound(file.getvalue(), 1)
+        read_sound(file.getvalue(), LongestSound(1))
     with pytest.raises(SoundError, match="no format that is read"):
-        read_sound(b"nothing that is a sound", 5)
+        read_sound(b"nothing that is a sound", LongestSound(5))
 
 
 def test_a_flac_stream_whose_header_has_no_length_is_read():
@@ -180,9 +186,44 @@ def test_a_flac_stream_whose_header_has_no_length_is_read():
     soundfile.write(file, tone(16_000, 2.0), 16_000, format="FLAC")
     stream = bytearray(file.getvalue())
     stream[21:26] = (int.from_bytes(stream[21:26], "big") & ~(2**36 - 1)).to_bytes(5, "big")  # the number of samples
-    np.testing.assert_array_equal(read_sound(bytes(stream), 5), read_sound(file.getvalue(), 5))
+    np.testing.assert_array_equal(*(read_sound(bytes(data), LongestSound(5)) for data in (stream, file.getvalue())))
     with pytest.raises(SoundError, match="longer than 1 s"):
-        read_sound(bytes(stream), 1)
+        read_sound(bytes(stream), LongestSound(1))
+
+
+@pytest.mark.parametrize("seconds", [0.3337, 2.0])
+@pytest.mark.parametrize("rate", [11_025, 16_000, 48_000])
+def test_samples_are_counted_as_they_are_read(seconds, rate):
+    soundfile = pytest.importorskip("soundfile")
+    flac = io.BytesIO()
+    soundfile.write(flac, tone(rate, seconds), rate, format="FLAC")
+    wav = riff(3, 32, 1, rate, tone(rate, seconds).astype("<f4").tobytes())
+    for data in (wav, flac.getvalue()):
+        assert count_samples(data, LongestSound(5)) == len(read_sound(data, LongestSound(5)))
+
+
+def test_samples_of_a_wav_file_are_counted_by_its_header():
+    unreadable = riff(3, 32, 1, 16_000, struct.pack("<f", float("nan")))
+    assert count_samples(unreadable, LongestSound(1)) == 1
+    with pytest.raises(SoundError, match="empty"):
+        count_samples(riff(3, 32, 1, 16_000, b""), LongestSound(1))
+
+
+def test_a_sound_longer_than_the_model_takes_is_refused_before_it_is_decoded_whole(monkeypatch):
+    soundfile = pytest.importorskip("soundfile")
+    file, read, reads = io.BytesIO(), soundfile.SoundFile.read, []
+    soundfile.write(file, tone(16_000, 95.0), 16_000, format="FLAC")
+    unknown = bytearray(file.getvalue())
+    unknown[21:26] = (int.from_bytes(unknown[21:26], "big") & ~(2**36 - 1)).to_bytes(5, "big")
+    monkeypatch.setattr(soundfile.SoundFile, "read", lambda *given, **named: reads.append(0) or read(*given, **named))
+    about = asdict(SoundInput(num_mels=16, window_frames=200, group=2, placeholder=0, max_frames=200))
+    header = {"sound_input": about, "max_seconds": 3600, "is_base64": False, "wants_pixels": True}
+    for data, blocks in ((file.getvalue(), 0), (bytes(unknown), 1)):
+        reads.clear()
+        assert answer(pack(header, data)) == (
+            REFUSED + b"the audio is longer than the 2 s that this model takes: send it in parts"
+        )
+        assert len(reads) == blocks
 
 
 def test_a_container_that_takes_too_much_memory_is_not_called_damaged(monkeypatch):
@@ -194,4 +235,4 @@ def test_a_container_that_takes_too_much_memory_is_not_called_damaged(monkeypatc
     sound = recording("aac", "mp4", 16_000)
     monkeypatch.setattr(av, "open", fail)
     with pytest.raises(MemoryError):
-        read_sound(sound, 5)
+        read_sound(sound, LongestSound(5))

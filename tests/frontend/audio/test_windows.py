@@ -1,16 +1,19 @@
 """The features of sounds in prompts, against `transformers`' feature extractor."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import transformers
 
 from penstock.config.sound_input import SoundInput
-from penstock.frontend.audio.sounds import SoundError
-from penstock.frontend.audio.windows import windows_of
+from penstock.frontend.audio.sounds import LongestSound, SoundError
+from penstock.frontend.audio.windows import longest_sound, sizes_of, windows_of
 from tests.support.hearing import a_sound
 
 ONE = SoundInput(num_mels=16, window_frames=200, group=2, placeholder=0, margin=2, max_frames=200)
 FILLED = SoundInput(num_mels=16, window_frames=200, group=4, placeholder=0, filled=True)
+BARE = SoundInput(num_mels=16, window_frames=200, group=1, placeholder=0, chunk=100, bare=True)
 CUT = SoundInput(num_mels=16, window_frames=200, group=2, placeholder=0, max_frames=400)
 
 
@@ -54,11 +57,24 @@ def test_windows_without_a_token_are_left_out():
     assert windows_of(a_sound(2.03), CUT).sizes == [(16, 200), (16, 3)]
 
 
+@pytest.mark.parametrize("about", [ONE, FILLED, CUT, BARE, replace(ONE, max_frames=600)])
+@pytest.mark.parametrize("seconds", [0.08, 0.5, 1.3337, 1.9957, 2.0])
+def test_the_sizes_of_windows_are_known_without_features(about, seconds):
+    sound = a_sound(seconds)
+    windows = windows_of(sound, about)
+    assert windows.sizes == sizes_of(len(sound), about)
+    assert [4 * mels * frames for mels, frames in windows.sizes] == [len(content) for content in windows.features]
+
+
+def test_the_longest_sound_is_the_models_or_that_of_the_option():
+    assert longest_sound(3, ONE) == LongestSound(2, is_models=True)
+    assert longest_sound(1, ONE) == LongestSound(1)
+    assert longest_sound(3, FILLED) == LongestSound(3)
+
+
 @pytest.mark.parametrize(
     ("sound", "about", "word"),
     [
-        (a_sound(2.01), ONE, "2 s that this model takes"),
-        (a_sound(4.01), CUT, "4 s that this model takes"),
         (a_sound(0.01), ONE, "shorter than a token"),
         (np.full(1600, 3e38, np.float32), FILLED, "too large"),
     ],

@@ -29,6 +29,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.image_input import read_image_input
 from penstock.config.image_input import ImageInput
 from penstock.frontend.images.pictures import cut
+from penstock.frontend.images.placeholders import Placeholders
 from penstock.frontend.images.reader import Part, Picture
 from penstock.frontend.images.sizes import grid_of, layout_of
 from penstock.frontend.images.tokens import ImageTokens
@@ -220,6 +221,7 @@ def tokenizer(tmp_path_factory):
     ]
     special += [*[f"<|img_row_{r}_col_{c}|>" for r in (1, 2) for c in (1, 2, 3)], "<|tile_x_separator|>"]
     special += ["<|tile_y_separator|>"]
+    special += ["<|vision_bos|>", "<|IMAGE|>", "<|vision_eos|>"]
     special += ["<start_of_image>", "<image_soft_token>", "<end_of_image>", "<boi>", "<|image|>", "<eoi>"]
     tokens = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĊĊ", "ĊĊĊ"]
     made = Backend(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[("Ċ", "Ċ"), ("ĊĊ", "Ċ")]))
@@ -249,7 +251,8 @@ def image_input_of(tokenizer, processor, **settings):
 
 @pytest.mark.parametrize("rows", [0, 1, 2])
 def test_tiles_are_written_as_transformers_writes_them(tokenizer, rows):
-    tokens = ImageTokens(image_input_of(tokenizer, "idefics3", placeholder="<image>"), tokenizer)
+    kind = ImageTokens(image_input_of(tokenizer, "idefics3", placeholder="<image>"), tokenizer)
+    tokens = Placeholders([kind])
     columns = 3 if rows else 0
     picture = Picture((Part(8, 8),) * (rows * columns + 1), rows, columns)
     prompt = tokens.place(tokenizer.encode("a\n<image>\nb"), [picture], "messages")
@@ -264,11 +267,12 @@ def test_tiles_are_written_as_transformers_writes_them(tokenizer, rows):
 @pytest.mark.parametrize("family", ["internvl", "lfm2_vl", "llama4"])
 def test_tiles_of_other_families_are_written_as_transformers_writes_them(tokenizer, family, rows, columns):
     placeholder = {"internvl": "<IMG_CONTEXT>", "lfm2_vl": "<image>", "llama4": "<|patch|>"}[family]
-    tokens = ImageTokens(image_input_of(tokenizer, family, placeholder=placeholder), tokenizer)
+    kind = ImageTokens(image_input_of(tokenizer, family, placeholder=placeholder), tokenizer)
+    tokens = Placeholders([kind])
     picture = Picture(
         (Part(8, 8),) * (rows * columns) + (Part(8, 12) if family == "lfm2_vl" else Part(8, 8),), rows, columns
     )
-    text = tokens.with_placeholders(f"a{tokens.marker}b")
+    text = tokens.with_placeholders(f"a{kind.marker}b")
     prompt = tokens.place(tokenizer.encode(text), [picture], "messages")
     if family == "internvl":
         processor = SimpleNamespace(start_image_token="<img>", end_image_token="</img>", image_token=placeholder)
@@ -292,7 +296,8 @@ def test_text_around_an_image_merges_with_that_of_the_prompt(tokenizer):
     """As `Gemma3Processor` has it: line breaks around the image, tokenised with those of the template."""
     settings = {"placeholder": "<image_soft_token>", "marker": "<start_of_image>", "around": "\n\n"}
     frame = {"begin": ("<start_of_image>",), "end": ("<end_of_image>",)}
-    tokens = ImageTokens(image_input_of(tokenizer, "gemma3", **settings, **frame), tokenizer)
+    kind = ImageTokens(image_input_of(tokenizer, "gemma3", **settings, **frame), tokenizer)
+    tokens = Placeholders([kind])
     text = tokens.with_placeholders("a\n<start_of_image>b")
     prompt = tokens.place(tokenizer.encode(text), [Picture((Part(8, 12),))], "messages")
     theirs = "a\n\n\n<start_of_image>" + "<image_soft_token>" * 6 + "<end_of_image>\n\nb"
@@ -303,7 +308,8 @@ def test_text_around_an_image_merges_with_that_of_the_prompt(tokenizer):
 
 def test_rows_end_with_a_break_and_the_last_with_an_end(tokenizer):
     """As `PixtralProcessor` has it."""
-    tokens = ImageTokens(image_input_of(tokenizer, "pixtral", placeholder="[IMG]"), tokenizer)
+    kind = ImageTokens(image_input_of(tokenizer, "pixtral", placeholder="[IMG]"), tokenizer)
+    tokens = Placeholders([kind])
     prompt = tokens.place(tokenizer.encode("a[IMG]b[IMG]"), [Picture((Part(8, 12),)), Picture((Part(4, 4),))], "x")
     row = "[IMG]" * 3
     assert prompt.token_ids == tokenizer.encode(f"a{row}[IMG_BREAK]{row}[IMG_END]b[IMG][IMG_END]")
@@ -313,7 +319,8 @@ def test_rows_end_with_a_break_and_the_last_with_an_end(tokenizer):
 def test_a_token_beside_each_end_may_be_the_processors(tokenizer):
     """As `Gemma4Processor` has it."""
     frame = {"begin": ("<boi>",), "end": ("<eoi>",)}
-    tokens = ImageTokens(image_input_of(tokenizer, "gemma4", placeholder="<|image|>", **frame), tokenizer)
+    kind = ImageTokens(image_input_of(tokenizer, "gemma4", placeholder="<|image|>", **frame), tokenizer)
+    tokens = Placeholders([kind])
     text = tokens.with_placeholders("a<|image|>b")
     prompt = tokens.place(tokenizer.encode(text), [Picture((Part(4, 8),))], "x")
     assert prompt.token_ids == tokenizer.encode("a<boi><|image|><|image|><eoi>b")
@@ -346,3 +353,9 @@ def test_few_tokens_suffice_with_low_detail():
         assert sum(np.prod(grid_of(size, one)) for size in layout_of(2000, 1500, one, is_low=True).sizes) <= 256
     gemma = ImageInput("gemma4", 16, 3, (0, 0, 0), (1, 1, 1), 9, max_tokens=280)
     assert np.prod(grid_of(layout_of(2000, 1500, gemma, is_low=True).sizes[0], gemma)) <= 70
+
+
+def test_an_image_without_a_chat_template_has_the_frame_that_the_tokenizer_knows(tokenizer):
+    omni = ImageTokens(image_input_of(tokenizer, "qwen2_vl", placeholder="<|IMAGE|>"), tokenizer)
+    assert omni.bare_marker == "<|vision_bos|><|IMAGE|><|vision_eos|>"
+    assert ImageTokens(image_input_of(tokenizer, "pixtral", placeholder="[IMG]"), tokenizer).bare_marker == "[IMG]"

@@ -9,7 +9,7 @@ import pytest
 from penstock.config.engine_config import ImageConfig
 from penstock.errors import EngineDeadError, InvalidRequestError
 from penstock.frontend.decoders import Decoders
-from penstock.frontend.images.reader import _DECODER, ImageReader, Part, Picture, _KeptPictures
+from penstock.frontend.images.reader import _DECODER, ImageReader, KeptPictures, Part, Picture
 from penstock.text.content import ImageSource
 from tests.support.pictures import INPUT, base64_of, square, url_of
 
@@ -18,7 +18,8 @@ RED = square((200, 10, 30))
 
 @pytest.fixture(scope="module")
 def reader():
-    reader = ImageReader(INPUT, ImageConfig(max_image_pixels=10_000, max_image_bytes=5000, image_cache_bytes=2000))
+    limits = ImageConfig(max_image_pixels=10_000, max_image_bytes=5000)
+    reader = ImageReader(INPUT, limits, KeptPictures(2000))
     yield reader
     reader.close()
 
@@ -71,7 +72,7 @@ def test_the_latest_pictures_are_kept_within_their_bytes(reader):
 
 
 def test_a_picture_larger_than_all_that_is_kept_displaces_no_other():
-    kept = _KeptPictures(10)
+    kept = KeptPictures(10)
     small, large = (Picture((Part(1, 1, b"", bytes(size)),)) for size in (8, 11))
     kept.add("small", small)
     kept.add("large", large)
@@ -98,7 +99,7 @@ def test_an_image_that_ends_its_process_is_refused():
 
 
 def test_a_closed_reader_reads_nothing():
-    reader = ImageReader(INPUT, ImageConfig())
+    reader = ImageReader(INPUT, ImageConfig(), KeptPictures(0))
     reader.close()
     with pytest.raises(EngineDeadError):
         reader.read(ImageSource("f", RED))
@@ -106,7 +107,7 @@ def test_a_closed_reader_reads_nothing():
 
 def test_without_pillow_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    reader = ImageReader(INPUT, ImageConfig())
+    reader = ImageReader(INPUT, ImageConfig(), KeptPictures(0))
     with pytest.raises(InvalidRequestError, match=r"Pillow is needed for images: pip install '\.\[images\]'"):
         reader.read(ImageSource("f", RED))
     reader.close()

@@ -6,6 +6,7 @@ other file and no address.
 
 import io
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -48,10 +49,12 @@ class OpenedSound:
 
     rate: int
     num_frames: int
-    """By its header; 0: unknown."""
+    """By its header, which may count a codec's delay; 0: unknown."""
     num_channels: int
     blocks: Iterator[Samples]
     """[any, channels]"""
+    is_exact: bool = False
+    """Whether `num_frames` is the number of frames of all blocks."""
 
 
 def container_of(data: bytes) -> str | None:
@@ -93,7 +96,10 @@ def open_container(data: bytes, kind: str) -> OpenedSound:
     first = next(frames, None)
     if first is None:
         raise SoundError("the audio is empty")
-    num_frames = int((file.duration or 0) / av.time_base * first.sample_rate)
+    stream, seconds = file.streams.audio[0], Fraction(file.duration or 0, av.time_base)
+    if stream.duration is not None and stream.time_base is not None:  # the file's is that of a longer video, too
+        seconds = stream.duration * stream.time_base
+    num_frames = int(seconds * first.sample_rate)
     return OpenedSound(first.sample_rate, max(num_frames, 0), first.layout.nb_channels, _blocks(first, frames))
 
 

@@ -3,12 +3,12 @@
 from dataclasses import asdict
 
 from penstock.api.request import Image
-from penstock.config.engine_config import AudioConfig, ImageConfig
+from penstock.config.engine_config import AudioConfig
 from penstock.config.sound_input import SoundInput
 from penstock.frontend.audio.limits import CPU_SECONDS, MEMORY_BYTES
 from penstock.frontend.decoders import DecoderKind
-from penstock.frontend.images.placeholders import Expansion, Placeholders
-from penstock.frontend.images.reader import MediaReader, Part, Picture, ReadingLimits
+from penstock.frontend.images.placeholders import Expansion, MediaTokens
+from penstock.frontend.images.reader import KeptPictures, MediaReader, Part, Picture, ReadingLimits
 from penstock.text.tokenizer import Tokenizer
 
 _DECODER = DecoderKind("penstock.frontend.audio.worker", "sound", CPU_SECONDS)
@@ -18,16 +18,16 @@ _FLOAT_BYTES = 4
 class PromptSoundReader(MediaReader):
     """Reads sounds of prompts for one model."""
 
-    def __init__(self, about: SoundInput, limits: AudioConfig, images: ImageConfig) -> None:
+    def __init__(self, about: SoundInput, limits: AudioConfig, kept: KeptPictures) -> None:
         header = {"sound_input": asdict(about), "max_seconds": limits.max_audio_seconds}
-        most, cache = limits.max_audio_bytes, images.image_cache_bytes
-        super().__init__(_DECODER, header, ReadingLimits("max_audio_bytes", most, cache, MEMORY_BYTES, _FLOAT_BYTES))
+        most = limits.max_audio_bytes
+        super().__init__(_DECODER, header, ReadingLimits("max_audio_bytes", most, MEMORY_BYTES, _FLOAT_BYTES), kept)
 
 
-class SoundTokens(Placeholders):
+class SoundTokens(MediaTokens):
     """The tokens of sounds for one model: placeholders alone, as the chat template writes what is around them."""
 
-    what = "sound"
+    kind = "sound"
 
     def __init__(self, about: SoundInput, tokenizer: Tokenizer) -> None:
         """
@@ -37,14 +37,14 @@ class SoundTokens(Placeholders):
         super().__init__(about.placeholder, tokenizer)
         self._about = about
 
-    def _expanded(self, picture: Picture) -> Expansion:
+    def expanded(self, picture: Picture) -> Expansion:
         made = Expansion()
         for part in picture.parts:
             made.starts.append(len(made.token_ids))
-            made.token_ids += [self._id_of_placeholder] * self._about.num_tokens(part.width)
+            made.token_ids += [self.id_of_placeholder] * self._about.num_tokens(part.width)
         return made
 
-    def _image(self, part: Part, start: int) -> Image:
+    def image(self, part: Part, start: int) -> Image:
         count = self._about.num_tokens(part.width)
         return Image(
             start=start,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from penstock.config.audio_input import SAMPLE_RATE
+from penstock.dataclass import dataclass
 from penstock.frontend.audio.containers import BLOCK_SECONDS, OpenedSound, Samples, container_of, open_container
 from penstock.frontend.audio.containers import SoundError as SoundError
 
@@ -28,46 +29,78 @@ _MOST_SAMPLES = 2**31
 """Samples of a file in all channels: two hours at 149 kHz, such as three channels of 48 kHz."""
 _UNKNOWN_FRAMES = 2**63 - 1
 """Frames, by soundfile, of a file whose header does not say how many it has."""
+_DELAY = 0.5
+"""Most seconds that a header may count beyond what is decoded, for a codec's delay and its last frame."""
+_EMPTY = "the audio is empty"
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 
 
 Reader = Callable[[memoryview], Samples]
 
 
-def read_sound(data: bytes, max_seconds: float) -> Samples:
+@dataclass(frozen=True, slots=True)
+class LongestSound:
+    """The longest sound that is read."""
+
+    seconds: float
+    is_models: bool = False
+    """Whether the model sets it, and not the option."""
+
+    @property
+    def words(self) -> str:
+        seconds = f"{self.seconds:g} s"
+        return f"the {seconds} that this model takes" if self.is_models else f"{seconds} (max_audio_seconds)"
+
+
+def read_sound(data: bytes, longest: LongestSound) -> Samples:
     """The samples of a sound file.
 
     Raises:
-        SoundError: it is damaged, of an unknown format, or longer than `max_seconds`.
+        SoundError: it is damaged, of an unknown format, or too long.
     """
-    sound = _open_wav(data) if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else _open_other(data)
-    if sound.rate not in _RATES:
-        raise SoundError(f"the audio has {sound.rate} samples a second; {_RATES[0]} to {_RATES[-1]} are read")
-    if not 1 <= sound.num_channels <= _MOST_CHANNELS:
-        raise SoundError(f"the audio has {sound.num_channels} channels; 1 to {_MOST_CHANNELS} are read")
-    _check_length(sound, sound.num_frames, max_seconds)  # by the header, before anything is decoded
-    samples = np.concatenate([*_resampled(_mono(sound, max_seconds), sound.rate), np.empty(0, np.float32)])
+    sound = _open(data, longest)
+    samples = np.concatenate([*_resampled(_mono(sound, longest), sound.rate), np.empty(0, np.float32)])
     if not len(samples):
-        raise SoundError("the audio is empty")
+        raise SoundError(_EMPTY)
     if not np.isfinite(samples).all():
         raise SoundError("the audio has samples that are not finite numbers")
     return samples
 
 
-def _check_length(sound: OpenedSound, num_frames: int, max_seconds: float) -> None:
-    if num_frames > max_seconds * sound.rate:
-        raise SoundError(f"the audio is longer than {max_seconds:g} s (max_audio_seconds): send it in parts")
+def count_samples(data: bytes, longest: LongestSound) -> int:
+    """The number of samples that `read_sound` returns; WAV files are not decoded. Raises as that does."""
+    sound = _open(data, longest)
+    count = sound.num_frames if sound.is_exact else sum(map(len, _mono(sound, longest)))
+    if not count:
+        raise SoundError(_EMPTY)
+    return -(-count * SAMPLE_RATE // sound.rate)
+
+
+def _open(data: bytes, longest: LongestSound) -> OpenedSound:
+    sound = _open_wav(data) if data[:4] == b"RIFF" and data[8:12] == b"WAVE" else _open_other(data)
+    if sound.rate not in _RATES:
+        raise SoundError(f"the audio has {sound.rate} samples a second; {_RATES[0]} to {_RATES[-1]} are read")
+    if not 1 <= sound.num_channels <= _MOST_CHANNELS:
+        raise SoundError(f"the audio has {sound.num_channels} channels; 1 to {_MOST_CHANNELS} are read")
+    spare = 0 if sound.is_exact else _DELAY * sound.rate
+    _check_length(sound, sound.num_frames - spare, longest)  # by the header, before anything is decoded
+    return sound
+
+
+def _check_length(sound: OpenedSound, num_frames: float, longest: LongestSound) -> None:
+    if num_frames > longest.seconds * sound.rate:
+        raise SoundError(f"the audio is longer than {longest.words}: send it in parts")
     if num_frames * sound.num_channels > _MOST_SAMPLES:
         raise SoundError(f"the audio has more than {_MOST_SAMPLES} samples: send it in parts, or at a lower rate")
 
 
-def _mono(sound: OpenedSound, max_seconds: float) -> Iterator[Samples]:
+def _mono(sound: OpenedSound, longest: LongestSound) -> Iterator[Samples]:
     """The means of channels."""
     count = 0
     for block in sound.blocks:
         count += len(block)
         # Again as it is decoded: the header may say less than follows.
-        _check_length(sound, count, max_seconds)
+        _check_length(sound, count, longest)
         yield block.mean(1, dtype=np.float32)
 
 
@@ -115,7 +148,7 @@ def _wav_sound(form: memoryview, content: memoryview) -> OpenedSound:
             part = content[first * width : min(first + step, count) * width]
             yield read(part).reshape(-1, channels)
 
-    return OpenedSound(rate, count, channels, blocks())
+    return OpenedSound(rate, count, channels, blocks(), is_exact=True)
 
 
 def _integers(dtype: str, scale: float, offset: float = 0.0) -> Reader:

@@ -1,14 +1,15 @@
-"""Tokens that stand for images or sounds in a prompt.
+"""Tokens that stand for images and sounds in a prompt.
 
 rendered text ──with_placeholders──> text with one placeholder each ──tokenizer──> ids ──place──> ids, images
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
-from penstock.api.request import Image
+from penstock.api.request import Image, MediaKind
 from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, InvalidRequestError
 from penstock.frontend.images.reader import Part, Picture
@@ -25,11 +26,10 @@ class Expansion:
     starts: list[int] = field(default_factory=list)
 
 
-class Placeholders(ABC):
-    """The tokens of images, or of sounds, for one model."""
+class MediaTokens(ABC):
+    """The tokens of one kind of media for one model."""
 
-    what = "image"
-    """Its name in messages."""
+    kind: MediaKind = "image"
 
     def __init__(self, placeholder: int, tokenizer: Tokenizer) -> None:
         """
@@ -39,11 +39,12 @@ class Placeholders(ABC):
         Raises:
             CheckpointError: the tokenizer lacks it.
         """
-        self._tokenizer, self._id_of_placeholder = tokenizer, placeholder
-        self._placeholder = self._text(placeholder)
-        self.marker = self._placeholder
+        self._tokenizer, self.id_of_placeholder = tokenizer, placeholder
+        self.placeholder = self._text(placeholder)
+        self.marker = self.placeholder
         """The text that the chat template writes for an image."""
-        self._in_text = self._placeholder
+        self.in_text = self.placeholder
+        """The placeholder, with what the processor writes around it."""
 
     @property
     def bare_marker(self) -> str:
@@ -51,12 +52,27 @@ class Placeholders(ABC):
         return self.marker
 
     @abstractmethod
-    def _expanded(self, picture: Picture) -> Expansion:
+    def expanded(self, picture: Picture) -> Expansion:
         """The tokens of an image."""
 
     @abstractmethod
-    def _image(self, part: Part, start: int) -> Image:
+    def image(self, part: Part, start: int) -> Image:
         """A part of an image whose first token is at `start`."""
+
+    def _text(self, token: int) -> str:
+        text = self._tokenizer.backend.id_to_token(token)
+        if text is None:
+            raise CheckpointError(f"the tokenizer has no token {token}, which stands for {self.kind}s in config.json")
+        return text
+
+
+class Placeholders:
+    """The tokens of all media that one model takes. Those of each kind stand for its images in their order."""
+
+    def __init__(self, kinds: Sequence[MediaTokens]) -> None:
+        self._kinds = {tokens.kind: tokens for tokens in kinds}
+        self._by_id = {tokens.id_of_placeholder: tokens for tokens in kinds}
+        self._all = " and ".join(f"{kind}s" for kind in self._kinds)
 
     def check_not_spelled(self, content: Any, param: str) -> None:
         """Refuse texts that spell a placeholder, as its token could not be told from an image's.
@@ -64,43 +80,48 @@ class Placeholders(ABC):
         Raises:
             InvalidRequestError: one does.
         """
+        spelled = {text: kind for kind, tokens in self._kinds.items() for text in (tokens.marker, tokens.placeholder)}
         waiting = [content]
         while waiting:
             value = waiting.pop()
             if isinstance(value, str):
-                for spelled in {self.marker, self._placeholder}:
-                    if spelled in value:
+                for text, kind in spelled.items():
+                    if text in value:
+                        article = "an" if kind[0] in "aeiou" else "a"
                         raise InvalidRequestError(
-                            f"{param}: a text has {spelled!r}, which stands for {self._article} in this model's "
-                            f"prompts: beside {self.what}s, leave it out",
+                            f"{param}: a text has {text!r}, which stands for {article} {kind} in this model's "
+                            f"prompts: beside {self._all}, leave it out",
                             param,
                         )
             elif isinstance(value, (Mapping, list, tuple)):
                 waiting.extend(value.values() if isinstance(value, Mapping) else value)
 
-    @property
-    def _article(self) -> str:
-        return f"an {self.what}" if self.what[0] in "aeiou" else f"a {self.what}"
+    def are_rendered(self, text: str, pictures: Sequence[Picture]) -> bool:
+        """Whether a rendered conversation has a marker for each image."""
+        wanted = Counter(picture.kind for picture in pictures)
+        return all(text.count(tokens.marker) == wanted[kind] for kind, tokens in self._kinds.items())
 
-    def num_markers(self, text: str) -> int:
-        return text.count(self.marker)
-
-    def check_rendered(self, text: str, num_images: int) -> None:
+    def check_rendered(self, text: str, pictures: Sequence[Picture]) -> None:
         """
         Raises:
             InvalidRequestError: a rendered conversation has another number of images.
         """
-        found = self.num_markers(text)
-        if found != num_images:
-            raise InvalidRequestError(
-                f"messages: the model's chat template makes {found} placeholders of {num_images} {self.what}s: put "
-                f"{self.what}s in the user's messages, and leave {self.marker!r} out of texts",
-                "messages",
-            )
+        wanted = Counter(picture.kind for picture in pictures)
+        for kind, tokens in self._kinds.items():
+            found = text.count(tokens.marker)
+            if found != wanted[kind]:
+                raise InvalidRequestError(
+                    f"messages: the model's chat template makes {found} placeholders of {wanted[kind]} {kind}s: put "
+                    f"{kind}s in the user's messages, and leave {tokens.marker!r} out of texts",
+                    "messages",
+                )
 
     def with_placeholders(self, text: str) -> str:
         """The rendered prompt with the processor's tokens around each image, and one placeholder per image."""
-        return text if self._in_text == self.marker else text.replace(self.marker, self._in_text)
+        for tokens in self._kinds.values():
+            if tokens.in_text != tokens.marker:
+                text = text.replace(tokens.marker, tokens.in_text)
+        return text
 
     def bare_prompt(self, parts: Sequence[str | ImageSource], param: str) -> str:
         """A prompt without a chat template, with a marker for each image.
@@ -109,47 +130,51 @@ class Placeholders(ABC):
             InvalidRequestError: a text spells a placeholder.
         """
         self.check_not_spelled([part for part in parts if isinstance(part, str)], param)
-        return "".join(part if isinstance(part, str) else self.bare_marker for part in parts)
+        return "".join(part if isinstance(part, str) else self._kinds[part.kind].bare_marker for part in parts)
 
     def expand_spans(
         self, spans: Sequence[tuple[int, int, int]], pictures: Sequence[Picture]
     ) -> list[tuple[int, int, int]]:
         """Tokens with their positions in a text; those of an image have that of its placeholder."""
-        made, left = [], iter(pictures)
+        made, left = list[tuple[int, int, int]](), self._in_order(pictures)
         for token, first, stop in spans:
-            if token == self._id_of_placeholder:
-                made += [(image_token, first, stop) for image_token in self._expanded(next(left)).token_ids]
-            else:
+            tokens = self._by_id.get(token)
+            if tokens is None:
                 made.append((token, first, stop))
+            else:
+                expansion = tokens.expanded(next(left[tokens.kind]))
+                made += [(image_token, first, stop) for image_token in expansion.token_ids]
         return made
 
     def place(self, token_ids: Sequence[int], pictures: Sequence[Picture], param: str) -> ImagePrompt:
-        """Expand the n-th placeholder to the tokens of the n-th picture.
+        """Expand the n-th placeholder of a kind to the tokens of the n-th picture of that kind.
 
         Raises:
             InvalidRequestError: there are more or fewer placeholders than pictures.
         """
-        found, made, images = 0, list[int](), list[Image]()
+        found, left, made, images = Counter[MediaKind](), self._in_order(pictures), list[int](), list[Image]()
         for token in token_ids:
-            if token != self._id_of_placeholder:
+            tokens = self._by_id.get(token)
+            if tokens is None:
                 made.append(token)
                 continue
-            if found < len(pictures):
-                picture = pictures[found]
-                expansion = self._expanded(picture)
+            found[tokens.kind] += 1
+            picture = next(left[tokens.kind], None)
+            if picture is not None:
+                expansion = tokens.expanded(picture)
                 for part, start in zip(picture.parts, expansion.starts, strict=True):
-                    images.append(self._image(part, len(made) + start))
+                    images.append(tokens.image(part, len(made) + start))
                 made += expansion.token_ids
-            found += 1
-        if found != len(pictures):
-            raise InvalidRequestError(
-                f"{param}: the prompt has {found} placeholders {self._placeholder!r} for {len(pictures)} {self.what}s",
-                param,
-            )
+        given = Counter(picture.kind for picture in pictures)
+        for kind, tokens in self._kinds.items():
+            if found[kind] != given[kind]:
+                raise InvalidRequestError(
+                    f"{param}: the prompt has {found[kind]} placeholders {tokens.placeholder!r} for {given[kind]} "
+                    f"{kind}s",
+                    param,
+                )
         return ImagePrompt(made, tuple(images))
 
-    def _text(self, token: int) -> str:
-        text = self._tokenizer.backend.id_to_token(token)
-        if text is None:
-            raise CheckpointError(f"the tokenizer has no token {token}, which stands for {self.what}s in config.json")
-        return text
+    def _in_order(self, pictures: Sequence[Picture]) -> dict[MediaKind, Iterator[Picture]]:
+        """The pictures of each kind."""
+        return {kind: iter([picture for picture in pictures if picture.kind == kind]) for kind in self._kinds}

@@ -1,17 +1,18 @@
-"""Prompts with images or sounds: reads these, renders the conversation, and puts their tokens in place."""
+"""Prompts with images and sounds: reads these, renders the conversation, and puts their tokens in place."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from penstock.api.request import MediaKind
 from penstock.config.engine_config import AudioConfig, ImageConfig
 from penstock.dataclass import dataclass
 from penstock.engine.info import EngineInfo
 from penstock.errors import InvalidRequestError
 from penstock.frontend.decoders import NUM_WORKERS
-from penstock.frontend.images.placeholders import Placeholders
-from penstock.frontend.images.reader import ImageReader, MediaReader, Picture
+from penstock.frontend.images.placeholders import MediaTokens, Placeholders
+from penstock.frontend.images.reader import ImageReader, KeptPictures, MediaReader, Picture
 from penstock.frontend.images.tokens import ImageTokens
 from penstock.frontend.images.urls import ImageURLs
 from penstock.frontend.input_processor import ImagePrompt
@@ -25,34 +26,57 @@ _MAX_WAITING_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Media:
-    """What a model takes beside text: images, or sounds."""
+class TakenKind:
+    """How a model takes one kind of media."""
 
-    tokens: Placeholders
+    tokens: MediaTokens
     reader: MediaReader
     option: str
     """The option with the next."""
     most: int
     """Of one request."""
-    note: str = ""
-    """What errors about others say in the end."""
+
+
+class Media:
+    """What a model takes beside text."""
+
+    def __init__(self, kinds: Sequence[TakenKind], note: str = "") -> None:
+        """
+        Args:
+            note: what errors about other kinds say in the end.
+        """
+        self._kinds, self._note = {taken.tokens.kind: taken for taken in kinds}, note
+        self.tokens = Placeholders([taken.tokens for taken in kinds])
 
     def check(self, sources: Sequence[ImageSource]) -> None:
         """
         Raises:
-            InvalidRequestError: there are more than a request may have, or others than the model takes.
+            InvalidRequestError: there are more of a kind than a request may have, or of one that the model lacks.
         """
-        what = self.tokens.what
-        other = next((source for source in sources if source.what != what), None)
-        if other is not None:
-            raise InvalidRequestError(
-                f"{other.field}: this model takes text and {what}s, not {other.what}s{self.note}", other.field
-            )
-        if len(sources) > self.most:
-            field = sources[self.most].field
-            raise InvalidRequestError(
-                f"{field}: the request has {len(sources)} {what}s; at most {self.most} are taken ({self.option})", field
-            )
+        by_kind: dict[MediaKind, list[ImageSource]] = {}
+        for source in sources:
+            by_kind.setdefault(source.kind, []).append(source)
+        for kind, given in by_kind.items():
+            taken = self._kinds.get(kind)
+            if taken is None:
+                takes = " and ".join(["text", *(f"{known}s" for known in self._kinds)])
+                field = given[0].field
+                raise InvalidRequestError(f"{field}: this model takes {takes}, not {kind}s{self._note}", field)
+            if len(given) > taken.most:
+                field = given[taken.most].field
+                raise InvalidRequestError(
+                    f"{field}: the request has {len(given)} {kind}s; at most {taken.most} are taken ({taken.option})",
+                    field,
+                )
+
+    def read(self, source: ImageSource, namespace: str = "", *, wants_pixels: bool = True) -> Picture:
+        """Read a source that was checked. See `MediaReader.read`."""
+        return self._kinds[source.kind].reader.read(source, namespace, wants_pixels=wants_pixels)
+
+    def close(self) -> None:
+        """Kill the processes that decode."""
+        for taken in self._kinds.values():
+            taken.reader.close()
 
 
 def media_of(info: EngineInfo, tokenizer: Tokenizer | None, images: ImageConfig, sounds: AudioConfig) -> Media | None:
@@ -63,20 +87,20 @@ def media_of(info: EngineInfo, tokenizer: Tokenizer | None, images: ImageConfig,
     """
     if tokenizer is None:
         return None
+    kinds, kept = list[TakenKind](), KeptPictures(images.image_cache_bytes)
     if info.image_input is not None:
-        reader = ImageReader(info.image_input, images)
-        tokens = ImageTokens(info.image_input, tokenizer)
-        return Media(tokens, reader, "max_images", images.max_images, info.encoder_note)
+        reader = ImageReader(info.image_input, images, kept)
+        kinds.append(TakenKind(ImageTokens(info.image_input, tokenizer), reader, "max_images", images.max_images))
     if info.sound_input is not None:
         from penstock.frontend.audio.prompts import PromptSoundReader, SoundTokens  # here: few models hear
 
-        heard = PromptSoundReader(info.sound_input, sounds, images)
-        return Media(SoundTokens(info.sound_input, tokenizer), heard, "max_sounds", sounds.max_sounds)
-    return None
+        heard = PromptSoundReader(info.sound_input, sounds, kept)
+        kinds.append(TakenKind(SoundTokens(info.sound_input, tokenizer), heard, "max_sounds", sounds.max_sounds))
+    return Media(kinds, info.encoder_note) if kinds else None
 
 
 class ImagePrompts:
-    """Prompts with images or sounds for one model; it reads without blocking the event loop."""
+    """Prompts with images and sounds for one model; it reads without blocking the event loop."""
 
     def __init__(self, media: Media, urls: ImageURLs) -> None:
         """
@@ -124,7 +148,7 @@ class ImagePrompts:
         if is_fetched and isinstance(source.data, str) and source.data[:5].lower() != "data:":
             source = replace(source, data=await self._urls.fetch(source.data, source.field), is_url=False)
         return await self._work.run(
-            len(source.data), lambda: self._media.reader.read(source, namespace, wants_pixels=wants_pixels), tenant
+            len(source.data), lambda: self._media.read(source, namespace, wants_pixels=wants_pixels), tenant
         )
 
     async def bare_prompt(
@@ -143,7 +167,10 @@ class ImagePrompts:
         return self.tokens.place(await encode(text), pictures, param)
 
     async def render(
-        self, messages: Sequence[Message], num_images: int, render: Callable[[list[Message]], Awaitable[str]]
+        self,
+        messages: Sequence[Message],
+        pictures: Sequence[Picture],
+        render: Callable[[list[Message]], Awaitable[str]],
     ) -> str:
         """The text of a conversation's prompt, with one placeholder for each image.
 
@@ -156,14 +183,14 @@ class ImagePrompts:
         """
         self.tokens.check_not_spelled([message.get("content") for message in messages], "messages")
         text = await render(list(messages))
-        if self.tokens.num_markers(text) != num_images:
+        if not self.tokens.are_rendered(text, pictures):
             text = await render(images_after_tools(messages))
-            self.tokens.check_rendered(text, num_images)
+            self.tokens.check_rendered(text, pictures)
         return self.tokens.with_placeholders(text)
 
     def close(self) -> None:
         """Kill the processes that decode."""
-        self._media.reader.close()
+        self._media.close()
         self._work.close()
 
 
@@ -177,17 +204,19 @@ class OfflineImages:
     def read(self, sources: Sequence[ImageSource]) -> list[Picture]:
         """Read images. Raises as `ImagePrompts.read`."""
         self._media.check(sources)
-        return [self._media.reader.read(source) for source in sources]
+        return [self._media.read(source) for source in sources]
 
-    def render(self, messages: Sequence[Message], num_images: int, render: Callable[[list[Message]], str]) -> str:
+    def render(
+        self, messages: Sequence[Message], pictures: Sequence[Picture], render: Callable[[list[Message]], str]
+    ) -> str:
         """The text of a conversation's prompt. See `ImagePrompts.render`."""
         self.tokens.check_not_spelled([message.get("content") for message in messages], "messages")
         text = render(list(messages))
-        if self.tokens.num_markers(text) != num_images:
+        if not self.tokens.are_rendered(text, pictures):
             text = render(images_after_tools(messages))
-            self.tokens.check_rendered(text, num_images)
+            self.tokens.check_rendered(text, pictures)
         return self.tokens.with_placeholders(text)
 
     def close(self) -> None:
         """Kill the processes that decode."""
-        self._media.reader.close()
+        self._media.close()

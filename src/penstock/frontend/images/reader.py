@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from penstock.api.request import MediaKind
 from penstock.config.engine_config import ImageConfig
 from penstock.config.image_input import ImageInput
 from penstock.dataclass import dataclass
@@ -48,6 +49,7 @@ class Picture:
     rows: int = 0
     """Rows of tiles."""
     columns: int = 0
+    kind: MediaKind = "image"
 
     @property
     def num_bytes(self) -> int:
@@ -62,8 +64,6 @@ class ReadingLimits:
     """The option with the next."""
     max_bytes: int
     """Of one file."""
-    cache_bytes: int
-    """Memory for the latest that were read."""
     memory_bytes: int
     """Memory of the decoding process."""
     element_bytes: int
@@ -73,14 +73,16 @@ class ReadingLimits:
 class MediaReader:
     """Reads images, or sounds, for one model. Its methods block, and may be called from any thread."""
 
-    def __init__(self, kind: DecoderKind, header: Mapping[str, Any], limits: ReadingLimits) -> None:
+    def __init__(
+        self, kind: DecoderKind, header: Mapping[str, Any], limits: ReadingLimits, kept: "KeptPictures"
+    ) -> None:
         """
         Args:
             header: what the decoding process is told, beside the source.
+            kept: the latest, of all kinds that the model takes.
         """
-        self._header, self._limits = header, limits
+        self._header, self._limits, self._kept = header, limits, kept
         self._workers = Decoders(kind)
-        self._kept = _KeptPictures(limits.cache_bytes)
 
     def read(self, source: ImageSource, namespace: str = "", *, wants_pixels: bool = True) -> Picture:
         """Decode, resize and cut an image; or decode a sound, compute its features, and cut these.
@@ -95,7 +97,7 @@ class MediaReader:
         """
         content, is_base64 = self._content_of(source)
         # With the namespace: how fast an answer comes must not tell a tenant what another has sent.
-        key = (namespace, source.is_low, hashlib.sha256(content).digest())
+        key = (namespace, source.kind, source.is_low, hashlib.sha256(content).digest())
         picture = self._kept.find(key)
         if picture is None:
             header = {
@@ -121,12 +123,12 @@ class MediaReader:
                 data = data.encode("ascii")
             except UnicodeEncodeError:
                 raise InvalidRequestError(
-                    f"{source.field}: the {source.what} is not base64: it has other characters", source.field
+                    f"{source.field}: the {source.kind} is not base64: it has other characters", source.field
                 ) from None
         most = self._limits.max_bytes  # decoded: base64 is a third longer, and padded
         if len(data) > (most * 4 // 3 + 4 if is_base64 else most) and not source.is_own:
             raise InvalidRequestError(
-                f"{source.field}: the {source.what} has more than {most} bytes ({self._limits.option}): send a smaller "
+                f"{source.field}: the {source.kind} has more than {most} bytes ({self._limits.option}): send a smaller "
                 "one",
                 source.field,
             )
@@ -140,18 +142,15 @@ class MediaReader:
 class ImageReader(MediaReader):
     """Reads images for one model."""
 
-    def __init__(self, image_input: ImageInput, limits: ImageConfig) -> None:
+    def __init__(self, image_input: ImageInput, limits: ImageConfig, kept: "KeptPictures") -> None:
         header = {"image_input": asdict(image_input), "max_pixels": limits.max_image_pixels}
-        super().__init__(
-            _DECODER,
-            header,
-            ReadingLimits("max_image_bytes", limits.max_image_bytes, limits.image_cache_bytes, MEMORY_BYTES, 3),
-        )
+        most = limits.max_image_bytes
+        super().__init__(_DECODER, header, ReadingLimits("max_image_bytes", most, MEMORY_BYTES, 3), kept)
 
 
 def _of_data_url(url: str, source: ImageSource) -> str:
     """The base64 content of a data URL."""
-    field, what = source.field, source.what
+    field, what = source.field, source.kind
     kind_of_media = source.part["type"]
     comma = url.find(",", 0, _LONGEST_HEAD)
     # Of the head alone: a URL may have megabytes, and lower() copies.
@@ -173,12 +172,12 @@ def _picture(answer: bytes, source: ImageSource, limits: ReadingLimits) -> Pictu
     view, field = memoryview(answer), source.field
     if answer[:1] == NO_MEMORY:
         most = limits.memory_bytes >> 20
-        raise InvalidRequestError(f"{field}: decoding the {source.what} takes more than {most} MiB", field)
+        raise InvalidRequestError(f"{field}: decoding the {source.kind} takes more than {most} MiB", field)
     if answer[:1] != DECODED:
         raise InvalidRequestError(f"{field}: {bytes(view[1:]).decode(errors='replace')}", field)
     about, pixels = unpack(view[1:])
     parts = _parts(about["sizes"], about.get("digests"), pixels, limits.element_bytes)
-    return Picture(tuple(parts), about["rows"], about["columns"])
+    return Picture(tuple(parts), about["rows"], about["columns"], source.kind)
 
 
 def _parts(
@@ -203,8 +202,8 @@ def _check_pillow() -> None:
 _DECODER = DecoderKind("penstock.frontend.images.worker", "image", CPU_SECONDS, _check_pillow)
 
 
-class _KeptPictures:
-    """The latest pictures, by the digest of their source."""
+class KeptPictures:
+    """The latest pictures and sounds, by the digest of their source."""
 
     def __init__(self, max_bytes: int) -> None:
         self._pictures: OrderedDict[Any, Picture] = OrderedDict()

@@ -5,12 +5,13 @@ import functools
 from penstock.api.request import Image
 from penstock.config.image_input import ImageInput
 from penstock.errors import CheckpointError
-from penstock.frontend.images.placeholders import Expansion, Placeholders
+from penstock.frontend.images.placeholders import Expansion, MediaTokens
 from penstock.frontend.images.reader import Part, Picture
 from penstock.frontend.images.sizes import grid_of
 from penstock.text.tokenizer import Tokenizer
 
-_VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"
+_VISION_FRAMES = (("<|vision_start|>", "<|vision_end|>"), ("<|vision_bos|>", "<|vision_eos|>"))
+"""Around an image in Qwen's prompts; the second in those of Qwen2.5-Omni."""
 _ROW_BREAK, _IMAGE_END = "[IMG_BREAK]", "[IMG_END]"
 _AROUND_TILES, _WHOLE = "<fake_token_around_image>", "<global-img>"
 _INTERN_FRAME = ("<img>", "</img>")
@@ -21,7 +22,7 @@ _MARKERS = {"llama4": _LLAMA4_WHOLE}
 """Texts that chat templates write for an image, of processors whose checkpoints do not name their ids."""
 
 
-class ImageTokens(Placeholders):
+class ImageTokens(MediaTokens):
     """The tokens of images for one model."""
 
     def __init__(self, image_input: ImageInput, tokenizer: Tokenizer) -> None:
@@ -31,20 +32,21 @@ class ImageTokens(Placeholders):
         """
         super().__init__(image_input.placeholder, tokenizer)
         self._image_input = image_input
-        marker = self._placeholder if image_input.marker is None else self._text(image_input.marker)
+        marker = self.placeholder if image_input.marker is None else self._text(image_input.marker)
         self.marker = _MARKERS.get(image_input.processor, marker)
         begin, end = ("".join(map(self._text, ids)) for ids in (image_input.begin, image_input.end))
-        self._in_text = f"{image_input.around}{begin}{self._placeholder}{end}{image_input.around}"
+        self.in_text = f"{image_input.around}{begin}{self.placeholder}{end}{image_input.around}"
         self.piece_ids = functools.lru_cache(maxsize=1024)(self._encode)
 
     @property
     def bare_marker(self) -> str:
         """The text that stands for an image in a prompt without a chat template."""
-        has_frame = self._tokenizer.special_token(_VISION_START) is not None
-        framed = has_frame and self._image_input.processor == "qwen2_vl"
-        return f"{_VISION_START}{self.marker}{_VISION_END}" if framed else self.marker
+        frames = _VISION_FRAMES if self._image_input.processor == "qwen2_vl" else ()
+        known = (frame for frame in frames if self._tokenizer.special_token(frame[0]) is not None)
+        begin, end = next(known, ("", ""))
+        return f"{begin}{self.marker}{end}"
 
-    def _image(self, part: Part, start: int) -> Image:
+    def image(self, part: Part, start: int) -> Image:
         rows, columns = grid_of((part.height, part.width), self._image_input)
         breaks = rows - 1 if self._image_input.processor == "pixtral" else 0
         return Image(
@@ -58,7 +60,7 @@ class ImageTokens(Placeholders):
             pixels=part.pixels,
         )
 
-    def _expanded(self, picture: Picture) -> Expansion:
+    def expanded(self, picture: Picture) -> Expansion:
         made = Expansion()
         add = {
             "idefics3": self._add_tiles,

@@ -1,9 +1,9 @@
-"""Qwen2.5-Omni, the thinker: Qwen2 with Whisper's encoder in windows of two seconds; text is its only output.
+"""Qwen2.5-Omni, the thinker: Qwen2 with Whisper's encoder in windows of two seconds, and a vision tower.
 
-x += attention(norm(x)); x += mlp(norm(x))      Qwen2's
+x += attention(norm(x)); x += mlp(norm(x))      Qwen2's; angles by time, row and column, as Qwen2-VL's
 features = W norm(means of pairs)               of the encoder's positions, in place of the embeddings of audio tokens
 
-The positions of a token on its three axes are equal, as no picture is taken. Talker and vision tower are skipped.
+The vision tower is Qwen2.5-VL's. A sound's tokens have the positions of text, one each. The talker is skipped.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.qwen2 import qwen2_spec
-from penstock.models.families.towers.whisper_encoder import layer_norm, read_encoder
+from penstock.models.families.towers.qwen_vision import qwen2_5_vision_tower
+from penstock.models.families.towers.reading import read_tower, with_axes
+from penstock.models.families.towers.whisper_encoder import check_sinusoids, layer_norm, read_encoder
 from penstock.models.hf_config import HFConfig
-from penstock.models.spec import AudioEncoderSpec, MergeSpec, ModelNames, ModelSpec, ProjectionSpec
+from penstock.models.spec import AudioEncoderSpec, MergeSpec, ModelNames, ModelSpec, ProjectionSpec, TowerSpec
 
 TOWERS = (
     *("audio_config", "vision_config", "audio_token_index", "audio_token_id", "image_token_index", "image_token_id"),
@@ -48,7 +50,8 @@ def whole_omni(config: HFConfig, read: Callable[[HFConfig], ModelSpec]) -> Model
 
 def qwen2_5_omni_thinker_spec(config: HFConfig) -> ModelSpec:
     """Read a `Qwen2_5OmniThinkerForConditionalGeneration`."""
-    model = replace(qwen2_spec(config.text(*TOWERS)), names=multimodal_names("audio_tower", "visual"))
+    text = config.text(*TOWERS)
+    model = replace(qwen2_spec(text), names=multimodal_names("audio_tower", "visual"))
 
     def complete(audio: HFConfig, encoder: AudioEncoderSpec) -> AudioEncoderSpec:
         window = audio.size("n_window", 100)
@@ -56,6 +59,7 @@ def qwen2_5_omni_thinker_spec(config: HFConfig) -> ModelSpec:
             known = f"even numbers up to {min(encoder.num_positions, _LONGEST)}"
             raise audio.unsupported("n_window", window, (known,))
         audio.expect("output_dim", model.hidden_size)
+        check_sinusoids(audio, encoder.hidden_size)
         connector = (
             MergeSpec(mean=True),
             layer_norm("audio_tower.ln_post", encoder.hidden_size),
@@ -64,4 +68,11 @@ def qwen2_5_omni_thinker_spec(config: HFConfig) -> ModelSpec:
         longest = _LONGEST // window * window
         return replace(encoder, num_positions=longest, group=2, connector=connector, positions=None, window=window)
 
-    return replace(model, audio_encoder=read_encoder(config, complete))
+    model = replace(model, audio_encoder=read_encoder(config, complete))
+    tower = read_tower(config, lambda vision: _vision_tower(vision, model.hidden_size))
+    return model if tower is None else replace(with_axes(model, text, [16, 24, 24], interleaved=False), tower=tower)
+
+
+def _vision_tower(vision: HFConfig, text_size: int) -> TowerSpec:
+    vision.ignore("embed_dim")  # the hidden size again
+    return qwen2_5_vision_tower(vision, text_size, qkv=("attn.q", "attn.k", "attn.v"))

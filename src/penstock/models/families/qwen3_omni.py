@@ -1,11 +1,11 @@
-"""Qwen3-Omni, the thinker: Qwen3's mixture of experts with an audio encoder; text is its only output.
+"""Qwen3-Omni, the thinker: Qwen3's mixture of experts with an audio encoder and a vision tower.
 
 x += attention(norm(x)); x += experts(norm(x))     Qwen3's
 features = W2 gelu(W1 norm(positions))             of the encoder, in place of the embeddings of audio tokens
 
 The encoder has Whisper's layers after convolutions over mels and frames, in chunks of a second; its positions see those
-of eight. A sound below a second is filled with zeros, which `transformers` does beside a longer one only. The positions
-of a token on its three axes are equal, as no picture is taken. Talker and vision tower are skipped.
+of eight. A sound below a second is filled with zeros, which `transformers` does beside a longer one only. The vision
+tower and its taps are Qwen3-VL's. A sound's tokens have the positions of text, one each. The talker is skipped.
 """
 
 from dataclasses import replace
@@ -13,10 +13,13 @@ from dataclasses import replace
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.qwen2_5_omni import TOWERS, whole_omni
 from penstock.models.families.qwen3_moe import qwen3_mixture
-from penstock.models.families.towers.whisper_encoder import layer_norm, read_encoder
+from penstock.models.families.qwen3_vl import with_vision
+from penstock.models.families.towers.qwen_vision import MergerNames
+from penstock.models.families.towers.whisper_encoder import check_sinusoids, layer_norm, read_encoder
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import AudioEncoderSpec, ModelSpec, ProjectionSpec, SpectrogramSpec
 
+_MERGERS = MergerNames("visual.merger", "visual.merger_list", "ln_q", "mlp.0", "mlp.2")
 _LONGEST = 3000
 """Frames that are encoded at a time, at most: sounds are cut at windows, which do not see each other."""
 
@@ -35,6 +38,7 @@ def qwen3_omni_moe_thinker_spec(config: HFConfig) -> ModelSpec:
     def complete(audio: HFConfig, encoder: AudioEncoderSpec) -> AudioEncoderSpec:
         audio.ignore("conv_chunksize")  # chunks that are convolved side by side
         audio.expect("output_dim", model.hidden_size)
+        check_sinusoids(audio, encoder.hidden_size)
         chunk, seen = 2 * audio.size("n_window", 50), audio.size("n_window_infer", 800)
         if seen % chunk or seen > _LONGEST:
             raise audio.unsupported("n_window_infer", seen, (f"multiples of {chunk} up to {_LONGEST}",))
@@ -58,4 +62,4 @@ def qwen3_omni_moe_thinker_spec(config: HFConfig) -> ModelSpec:
             window=window,
         )
 
-    return replace(model, audio_encoder=read_encoder(config, complete))
+    return with_vision(replace(model, audio_encoder=read_encoder(config, complete)), config, text, _MERGERS)

@@ -11,7 +11,7 @@ from penstock.errors import CheckpointError
 from penstock.models.families.gemma3 import multimodal_names
 from penstock.models.families.qwen3 import qwen3_spec
 from penstock.models.families.qwen3_moe import qwen3_mixture
-from penstock.models.families.towers.qwen_vision import qwen3_vision_tower
+from penstock.models.families.towers.qwen_vision import QWEN3_VL, MergerNames, qwen3_vision_tower
 from penstock.models.families.towers.reading import read_tower, with_axes
 from penstock.models.hf_config import HFConfig
 from penstock.models.spec import ModelSpec, TowerSpec
@@ -36,10 +36,16 @@ def _mixture(text: HFConfig) -> ModelSpec:
 
 def _qwen3_vl(config: HFConfig, text_spec: Callable[[HFConfig], ModelSpec]) -> ModelSpec:
     text = config.text(*_TOWERS)
-    model = replace(text_spec(text), names=multimodal_names("visual"))
+    return with_vision(replace(text_spec(text), names=multimodal_names("visual")), config, text)
+
+
+def with_vision(model: ModelSpec, config: HFConfig, text: HFConfig, names: MergerNames = QWEN3_VL) -> ModelSpec:
+    """A text model with the vision tower of `vision_config`, and positions on three axes if there is one."""
 
     def read(vision: HFConfig) -> TowerSpec:
-        tower = qwen3_vision_tower(vision, model.hidden_size, taps=(8, 16, 24))
+        vision.expect("apply_vit_abs_pos_embed", True)
+        vision.ignore("image_size", "tokens_per_second")  # of videos
+        tower = qwen3_vision_tower(vision, model.hidden_size, taps=(8, 16, 24), names=names)
         if len(tower.taps) >= model.num_layers:
             raise CheckpointError(f"{len(tower.taps)} taps need as many text layers and one more")
         return tower

@@ -1,4 +1,4 @@
-"""The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
+"""The vision towers of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and Qwen-Omni.
 
 x = patches + resampled position embeddings     Qwen2-VL and 2.5: without these
 x += attention(norm(x)); x += mlp(norm(x))      rotary angles by row and column
@@ -10,7 +10,7 @@ taps (DeepStack). An image is two equal frames.
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.config.feed_forward import Activation
 from penstock.layers.attention import AttentionNames, AttentionSpec
@@ -26,8 +26,23 @@ _PLAIN_ACTIVATIONS: dict[str, PlainActivation] = {**_ACTIVATIONS, "quick_gelu": 
 _EPS = 1e-6
 
 
-def qwen3_vision_tower(vision: HFConfig, text_size: int, *, taps: tuple[int, ...]) -> TowerSpec:
-    """Read the tower of Qwen3-VL, or of Qwen3.5.
+class MergerNames(NamedTuple):
+    """Names of the maps to features in Qwen3-VL; Qwen3-Omni has others."""
+
+    merger: str = "visual.merger"
+    taps: str = "visual.deepstack_merger_list"
+    norm: str = "norm"
+    first: str = "linear_fc1"
+    second: str = "linear_fc2"
+
+
+QWEN3_VL = MergerNames()
+
+
+def qwen3_vision_tower(
+    vision: HFConfig, text_size: int, *, taps: tuple[int, ...], names: MergerNames = QWEN3_VL
+) -> TowerSpec:
+    """Read the tower of Qwen3-VL, Qwen3.5 or Qwen3-Omni.
 
     Args:
         text_size: hidden size of the text model.
@@ -55,9 +70,9 @@ def qwen3_vision_tower(vision: HFConfig, text_size: int, *, taps: tuple[int, ...
     wide = hidden * merge**2
 
     def merger(name: str, *, norm_first: bool) -> tuple[ConnectorPart, ...]:
-        norm = _layer_norm(f"{name}.norm", hidden if norm_first else wide)
-        first = ProjectionSpec(f"{name}.linear_fc1", wide, wide, bias=True, activation="gelu")
-        second = ProjectionSpec(f"{name}.linear_fc2", wide, text_size, bias=True)
+        norm = _layer_norm(f"{name}.{names.norm}", hidden if norm_first else wide)
+        first = ProjectionSpec(f"{name}.{names.first}", wide, wide, bias=True, activation="gelu")
+        second = ProjectionSpec(f"{name}.{names.second}", wide, text_size, bias=True)
         ends: tuple[ConnectorPart, ...] = (norm, MergeSpec()) if norm_first else (MergeSpec(), norm)
         return (*ends, first, second)
 
@@ -67,13 +82,10 @@ def qwen3_vision_tower(vision: HFConfig, text_size: int, *, taps: tuple[int, ...
         patch=replace(patch, bias=True),
         merge=merge,
         layers=tower_layers("visual.blocks", depth, attention, mlp, norms),
-        connector=merger("visual.merger", norm_first=True),
+        connector=merger(names.merger, norm_first=True),
         positions=PatchPositions("visual.pos_embed.weight", math.isqrt(places), "bilinear"),
         rope=attention.rope,
-        taps=tuple(
-            (layer, merger(f"visual.deepstack_merger_list.{index}", norm_first=False))
-            for index, layer in enumerate(tapped)
-        ),
+        taps=tuple((layer, merger(f"{names.taps}.{index}", norm_first=False)) for index, layer in enumerate(tapped)),
     )
 
 
@@ -110,13 +122,17 @@ def qwen2_vision_tower(vision: HFConfig, text_size: int) -> TowerSpec:
     )
 
 
-def qwen2_5_vision_tower(vision: HFConfig, text_size: int) -> TowerSpec:
-    """Read the tower of Qwen2.5-VL; the arguments are those of `qwen3_vision_tower`.
+def qwen2_5_vision_tower(vision: HFConfig, text_size: int, qkv: tuple[str, ...] = ("attn.qkv",)) -> TowerSpec:
+    """Read the tower of Qwen2.5-VL or Qwen2.5-Omni; the arguments are those of `qwen3_vision_tower`.
+
+    Args:
+        qkv: names of the maps to queries, keys and values.
 
     Raises:
         CheckpointError: a setting is not supported.
     """
     hidden, attention, patch, merge = _read(vision, patch_size=14)
+    attention = replace(attention, names=replace(attention.names, qkv=qkv))
     vision.expect("out_hidden_size", text_size)
     activation = read_activation(vision, _ACTIVATIONS, "silu")
     mlp = GatedMLPSpec(hidden, vision.size("intermediate_size", 3420), bias=True, activation=activation)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from penstock.api.request import MediaKind
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.layers.mlp import PlainActivation
@@ -18,11 +19,13 @@ SpecT = TypeVar("SpecT", TowerSpec, AudioEncoderSpec)
 
 def read_tower(config: HFConfig, read: Callable[[HFConfig], TowerSpec]) -> TowerSpec | None:
     """The tower that `read` makes of `vision_config`. See `read_section`."""
-    return read_section(config, "vision_config", "vision tower", read)
+    return read_section(config, "vision_config", "image", "vision tower", read)
 
 
-def read_section(config: HFConfig, key: str, what: str, read: Callable[[HFConfig], SpecT]) -> SpecT | None:
-    """What `read` makes of the section `key`; None: there is none, or `read` refuses a setting of it.
+def read_section(
+    config: HFConfig, key: str, kind: MediaKind, what: str, read: Callable[[HFConfig], SpecT]
+) -> SpecT | None:
+    """What `read` makes of the section `key`, the encoder of `kind`; None: there is none, or a setting is refused.
 
     The text model is served in any case; the refusal is logged when the model is loaded.
 
@@ -38,7 +41,7 @@ def read_section(config: HFConfig, key: str, what: str, read: Callable[[HFConfig
     except CheckpointError as error:
         if config.names_vision_file:
             raise
-        config.note(f"this model takes text only, as its {what} is not supported: {error}")
+        config.note(f"this model takes no {kind}s, as its {what} is not supported: {error}")
         return None
     section.ignore("is_encoder_decoder", "vocab_size")  # of the class that writes it
     config.include(key, section)

@@ -16,6 +16,8 @@ from penstock.models.hf_config import HFConfig
 from penstock.models.spec import AudioEncoderSpec, ConvolutionSpec, LayerSpec, SubLayer
 
 _EPS = 1e-5
+_FEWEST_WAVES = 4
+"""Elements of the shortest vectors of sinusoids: two sines and two cosines."""
 _UNUSED = (
     *("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "layerdrop", "init_std"),
     *("initializer_range", "vocab_size", "is_encoder_decoder", "use_cache", "apply_spec_augment"),
@@ -85,7 +87,9 @@ def read_encoder(
     config: HFConfig, read: Callable[[HFConfig, AudioEncoderSpec], AudioEncoderSpec]
 ) -> AudioEncoderSpec | None:
     """The encoder of `audio_config`, which `read` completes; None: there is none, or a setting of it is refused."""
-    return read_section(config, "audio_config", "audio encoder", lambda audio: read(audio, whisper_encoder(audio)))
+    return read_section(
+        config, "audio_config", "sound", "audio encoder", lambda audio: read(audio, whisper_encoder(audio))
+    )
 
 
 def whisper_encoder(audio: HFConfig) -> AudioEncoderSpec:
@@ -115,6 +119,16 @@ def whisper_encoder(audio: HFConfig) -> AudioEncoderSpec:
         connector=(),
         positions="audio_tower.embed_positions.weight",
     )
+
+
+def check_sinusoids(audio: HFConfig, hidden: int) -> None:
+    """
+    Raises:
+        CheckpointError: sinusoids of so many elements have no rates.
+    """
+    if hidden % 2 or hidden < _FEWEST_WAVES:
+        known = f"even numbers from {_FEWEST_WAVES} on, as its positions are sinusoids"
+        raise audio.unsupported("d_model", hidden, (known,))
 
 
 def _size(config: HFConfig, key: str, other: str, default: int) -> int:
