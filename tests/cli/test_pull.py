@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.checkpoint.added import Added, AddedAdapter, file_of_address
 from penstock.checkpoint.aliases import add_alias, aliases_file, read_aliases
 from penstock.checkpoint.checkpoint import resolve_path
+from penstock.cli import main
 from penstock.errors import ConfigError
 from tests.support.gguf_files import write_gguf
 from tests.support.hub import etag, hub
@@ -141,3 +143,24 @@ def test_an_alias_names_a_path_and_a_path_comes_first(
     aliases_file().write_text("[1")
     with pytest.raises(ConfigError, match="mend or delete the file"):
         read_aliases()
+
+
+def test_what_clients_added_to_servers_is_listed_and_removed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    file = file_of_address(11434)
+    assert file is not None
+    added = Added(("org/repo",)).with_name("chat", "org/repo").with_adapter("sql", AddedAdapter("org/repo", "/sql"))
+    file.change(lambda _: added)
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "org/repo: added, in the server of port-11434",
+        "chat: org/repo, in the server of port-11434",
+        "sql: adapter of org/repo, in the server of port-11434",
+    ]
+    assert main(["list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["servers"]["port-11434"]["names"] == {"chat": "org/repo"}
+    for name in ("chat", "sql"):
+        assert main(["rm", name]) == 0
+    assert file.read() == Added(("org/repo",))

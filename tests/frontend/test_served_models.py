@@ -141,7 +141,7 @@ def test_who_waits_for_a_model_leaves_when_time_is_up_and_no_more_wait_than_may_
 def test_a_load_whose_caller_has_left_stays_in_use_while_its_resumed_requests_run(tmp_path):
     async def talk(models):
         resumed = []
-        start = models._start
+        start = models.loads.start_engine
 
         async def start_and_resume(config, beside):
             engine = await start(config, beside)
@@ -149,7 +149,7 @@ def test_a_load_whose_caller_has_left_stays_in_use_while_its_resumed_requests_ru
             await asyncio.sleep(0)
             return engine
 
-        models._start = start_and_resume
+        models.loads.start_engine = start_and_resume
         caller = asyncio.ensure_future(models.use("b", None))
         while models.status("b").state != "loading":
             await asyncio.sleep(0.001)
@@ -193,7 +193,7 @@ def test_a_load_without_progress_ends_with_its_reason_and_tells_who_waits(tmp_pa
 
     async def talk(models):
         (stuck / "stuck").touch()
-        models.load_timeout = 0.3
+        models.loads.load_timeout = 0.3
         waiting = asyncio.ensure_future(models.use("stuck", None))
         while models.status("stuck").state != "loading":
             await asyncio.sleep(0.001)
@@ -202,7 +202,7 @@ def test_a_load_without_progress_ends_with_its_reason_and_tells_who_waits(tmp_pa
             await waiting
         assert models.status("stuck").state == "unloaded"
         (stuck / "stuck").unlink()
-        models.load_timeout = math.inf
+        models.loads.load_timeout = math.inf
         assert await answer((await models.use("stuck", None)).engine, "a") == [6, 7, 8]
 
     serve([good, stuck], talk, max_loaded=2)
@@ -286,7 +286,7 @@ def test_a_load_after_a_download_has_the_time_limit_of_a_load(tmp_path):
         models.models["b"].is_downloading = True  # its first load, which ended before it told of any weights
         (await models.use("a", None)).end()
         (tmp_path / "b" / "stuck").touch()
-        models.load_timeout = 0.3
+        models.loads.load_timeout = 0.3
         with pytest.raises(EngineError, match="made no progress"):
             await models.use("b", 10.0)
 

@@ -35,7 +35,7 @@ ROUTES = [
 def test_a_route_of_each_dialect_answers_a_call_that_came_without_http(tiny_llama, route, body, content, read):
     async def talk(http, engine, app):
         serving = app.state.serving
-        named = {} if body is GenerateBody else {"model": serving.model_names[0]}
+        named = {} if body is GenerateBody else {"model": serving.names.own}
         context = CallContext(request_id="mine", caller=Caller("somebody"))
         answer = await asyncio.wait_for(route(body(**named, **content), Call(context, serving)), 60)
         assert read(json.loads(answer.body)) > 0

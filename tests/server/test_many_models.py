@@ -17,22 +17,25 @@ import pytest
 
 from penstock.api.request import Adapter
 from penstock.checkpoint import checkpoint
+from penstock.checkpoint.added import Added, AddedAdapter, AddedFile
 from penstock.checkpoint.created import created_models, find_created
 from penstock.config.engine_config import EngineConfig
-from penstock.errors import CheckpointError, OverloadedError
+from penstock.errors import AdapterError, OverloadedError
 from penstock.fleet.link import EngineLink
 from penstock.fleet.model_broker import ModelBroker
+from penstock.frontend.adapters import AdapterNames
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.limits import QueueLimits
 from penstock.frontend.served_model import ServedModel, identity_of
 from penstock.frontend.served_models import ServedModels
 from penstock.server import listed
+from penstock.server.added_models import AddedModels
 from penstock.server.app import create_app
 from penstock.server.body_route import LARGE_BODY
 from penstock.server.config import ServerConfig
 from penstock.server.keys import load_keys
 from penstock.server.logs import FIELDS
-from penstock.server.ollama import pull
+from penstock.server.ollama import creation, library, pull
 from tests.engine.rule_core import HELD, RULE_CORE
 from tests.server.in_process import with_app
 from tests.support.hub import hub
@@ -51,7 +54,7 @@ operator = true
 """
 
 
-def with_models(talk, models, keys=None, config=ADMIN):
+def with_models(talk, models, keys=None, config=ADMIN, added=None):
     """Run `talk(http, served)` against an application of these models. The first is loaded."""
 
     async def start(engine_config, beside):
@@ -68,7 +71,7 @@ def with_models(talk, models, keys=None, config=ADMIN):
         served = ServedModels(each, broker, start, QueueLimits(), plan=plan)
         await served.open()
         try:
-            app = create_app(served.main, config, keys, served=served)
+            app = create_app(served.main, config, keys, served=served, added=AddedModels(added))
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://penstock", timeout=60) as http:
                 await asyncio.wait_for(talk(http, served), 120)
@@ -184,6 +187,133 @@ def test_a_created_model_is_served_at_once_replaced_and_deleted(tiny_llama):
     with_models(talk, {"a": tiny_llama, "b": tiny_llama})
 
 
+def test_names_and_adapters_stay_when_a_model_is_replaced_and_what_does_not_fit_is_named(
+    tiny_llama, tmp_path, monkeypatch, caplog
+):
+    file = AddedFile(tmp_path / "added.json")
+
+    def read(_adapters, name, path):
+        if path == "/odd":
+            raise AdapterError("it has other shapes")
+        return Adapter(name, path, "1" * 64, 0)
+
+    monkeypatch.setattr(AdapterNames, "read", read)
+
+    async def talk(http, served):
+        made = {"model": "mario", "from": "b", "system": "You are Mario.", "stream": False}
+        assert (await http.post("/api/create", json=made)).status_code == 200
+        for source, name in (("mario", "chat"), ("chat:latest", "gpt/4:latest"), ("gpt/4", "gpt/4"), ("a", "a")):
+            copied = await http.post("/api/copy", json={"source": source, "destination": name})
+            assert copied.status_code == 200, copied.text
+        assert served.status("mario").state == "unloaded", "a name needs no load"
+        assert (await complete(http, "chat")).json()["model"] == "chat"
+        adapters = served.models["mario"].engine.adapters
+        for name in ("tuned", "odd"):
+            adapters.add(Adapter(name, f"/{name}", "1" * 64, 0))
+        copied = await http.post("/api/copy", json={"source": "tuned", "destination": "again"})
+        assert copied.status_code == 200, copied.text
+        assert (await http.post("/api/create", json=made)).status_code == 200
+        assert await names(http) == ["a", "b", "mario", "chat", "gpt/4", "tuned", "odd", "again"]
+        assert file.read() == Added(
+            ("mario",), {"chat": "mario", "gpt/4": "mario"}, {"again": AddedAdapter("mario", "/tuned")}
+        )
+        taken = await http.post("/api/copy", json={"source": "a", "destination": "odd"})
+        assert "is served here under this name" in taken.json()["error"]
+        assert (await complete(http, "again")).json()["model"] == "again"
+        assert await names(http) == ["a", "b", "mario", "chat", "gpt/4", "tuned", "again"]
+        assert "the adapter odd of the model mario is not served: it has other shapes" in caplog.text
+        assert (await complete(http, "odd")).status_code == 404
+        for name in ("chat", "again"):
+            assert (await http.request("DELETE", "/api/delete", json={"model": name})).status_code == 200
+        assert file.read() == Added(("mario",), {"gpt/4": "mario"})
+        assert (await http.request("DELETE", "/api/delete", json={"model": "mario"})).status_code == 200
+        assert file.read() == Added()
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama}, added=file)
+
+
+def test_a_name_that_another_call_takes_meanwhile_is_not_given_twice(tiny_llama, monkeypatch):
+    is_asked, is_taken = threading.Event(), threading.Event()
+
+    def find(_name):
+        is_asked.set()
+        assert is_taken.wait(30)
+        return str(tiny_llama)
+
+    monkeypatch.setattr(pull, "find_whole", find)
+
+    async def talk(http, served):
+        pulling = asyncio.ensure_future(http.post("/api/pull", json={"model": "x"}))
+        assert await asyncio.to_thread(is_asked.wait, 30)
+        assert (await http.post("/api/copy", json={"source": "a", "destination": "x"})).status_code == 200
+        is_taken.set()
+        assert "is served here under this name" in json.loads((await pulling).text.splitlines()[-1])["error"]
+        assert await names(http) == ["a", "x", "b"]
+        body = {"lora_name": "x", "lora_path": "/x"}
+        monkeypatch.setattr(AdapterNames, "read", lambda _self, name, path: Adapter(name, path, "1" * 64, 0))
+        for query in ("", "?model=b"):
+            refused = await http.post(f"/v1/load_lora_adapter{query}", json=body)
+            assert refused.status_code == 400, refused.text
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama})
+
+
+def test_a_model_that_is_created_while_one_of_its_name_is_deleted_keeps_its_files(tiny_llama, monkeypatch):
+    is_asked, goes_on = threading.Event(), threading.Event()
+    remove = library.remove_created
+
+    def remove_later(name):
+        is_asked.set()
+        assert goes_on.wait(30)
+        return remove(name)
+
+    monkeypatch.setattr(library, "remove_created", remove_later)
+
+    async def talk(http, _served):
+        made = {"model": "mario", "from": "a", "system": "You are Mario.", "stream": False}
+        assert (await http.post("/api/create", json=made)).status_code == 200
+        deleting = asyncio.ensure_future(http.request("DELETE", "/api/delete", json={"model": "mario"}))
+        assert await asyncio.to_thread(is_asked.wait, 30)
+        creating = asyncio.ensure_future(http.post("/api/create", json=made))
+        await asyncio.wait({creating}, timeout=0.5)
+        goes_on.set()
+        assert ((await deleting).status_code, (await creating).status_code) == (200, 200)
+        assert find_created("mario") is not None
+        assert (await complete(http, "mario")).status_code == 200
+        assert (await http.request("DELETE", "/api/delete", json={"model": "mario"})).status_code == 200
+
+    with_models(talk, {"a": tiny_llama})
+
+
+def test_what_is_no_name_or_no_whole_model_is_refused(tiny_llama, tmp_path, monkeypatch):
+    (tmp_path / "config.json").symlink_to(tiny_llama / "config.json")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    monkeypatch.setattr(creation, "find_local", lambda _name: tmp_path)
+
+    async def talk(http, _served):
+        for name in (":latest", "tgi", "dummy:latest", "", "a b", "x" * 300):
+            refused = await http.post("/api/copy", json={"source": "a", "destination": name})
+            assert refused.status_code == 400, (name, refused.text)
+        made = {"model": "mario", "from": "org/repo", "system": "Hi", "stream": False}
+        refused = await http.post("/api/create", json=made)
+        assert (refused.status_code, "00001-of-00002" in refused.json()["error"]) == (400, True), refused.text
+        assert await names(http) == ["a"]
+
+    with_models(talk, {"a": tiny_llama})
+
+
+def test_a_model_that_is_not_served_as_its_files_are_gone_can_be_deleted(tiny_llama, tmp_path):
+    file = AddedFile(tmp_path / "added.json")
+    file.change(lambda added: added.with_model("org/repo").with_name("chat", "org/repo"))
+
+    async def talk(http, _served):
+        assert (await http.request("DELETE", "/api/delete", json={"model": "org/repo:latest"})).status_code == 200
+        assert file.read() == Added()
+        assert (await http.request("DELETE", "/api/delete", json={"model": "org/repo"})).status_code == 404
+
+    with_models(talk, {"a": tiny_llama}, added=file)
+
+
 def test_a_pulled_model_is_served_without_a_restart(tiny_llama, tmp_path, monkeypatch):
     commit = "1" * 40
     (tmp_path / "hub").mkdir()
@@ -269,18 +399,6 @@ def test_the_process_of_a_pull_ends_with_its_server():
     assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == -signal.SIGKILL
 
 
-def test_a_model_whose_download_was_broken_off_is_not_whole(tiny_llama, tmp_path, monkeypatch):
-    (tmp_path / "config.json").symlink_to(tiny_llama / "config.json")
-    parts = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(parts))
-    (tmp_path / "model-00001-of-00002.safetensors").touch()
-    monkeypatch.setattr(pull, "find_local", lambda name: tiny_llama if name == "whole" else tmp_path)
-    assert pull._find_whole("whole") == str(tiny_llama)
-    assert pull._find_whole("some/repo") is None
-    with pytest.raises(CheckpointError, match="00002-of-00002"):
-        pull._find_whole("alias")
-
-
 def test_a_model_may_be_removed_while_it_is_listed(tiny_llama, monkeypatch):
     async def talk(http, served):
         is_asked, is_removed = threading.Event(), threading.Event()
@@ -359,6 +477,20 @@ def test_a_key_of_an_adapter_needs_none_for_its_model(tiny_llama, tmp_path):
             assert "rule" not in refused.text
         engine.adapters.add(Adapter("tuned", "/tuned", "0" * 64, 10))
         assert await names(http, **one) == ["tuned"]
+        for seen in (
+            await http.get("/v1/models", headers=one),
+            await http.get("/v1/models/tuned", headers=one),
+            await http.get("/api/tags", headers=one),
+            await http.get("/api/ps", headers=one),
+            await http.post("/api/show", json={"model": "tuned"}, headers=one),
+            await http.get("/info", headers=one),
+            await http.post("/v1/completions", json={"prompt": [5]}, headers=one),
+        ):
+            assert "tuned" in seen.text, seen.url
+            assert '"rule' not in seen.text, "the name of its model"
+            assert "'rule" not in seen.text
+        assert (await http.post("/api/pull", json={"model": "tuned"}, headers=one)).status_code == 200
+        assert (await http.post("/api/pull", json={"model": "rule"}, headers=one)).status_code == 404
         answer = await http.post(
             "/v1/completions", json={"model": "tuned", "prompt": [5], "max_tokens": 1}, headers=one
         )

@@ -14,7 +14,7 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import InvalidRequestError
 from penstock.fleet.model_broker import ModelStatus
 from penstock.server.listed import Listed
-from penstock.server.ollama.library import check_free
+from penstock.server.ollama.library import check_unused
 from penstock.text.tokenizer import Tokenizer
 from tests.server.running import running_server
 from tests.support.adapters import write_adapter, write_gguf_adapter
@@ -72,7 +72,7 @@ def test_a_created_model_is_listed_shown_served_and_deleted(client, file, pensto
     assert 'system      "You are Luigi."' in printed
 
     with pytest.raises(InvalidRequestError, match="its files are those of the served model 'chat'"):
-        check_free([Listed("chat", "mario", 0, None, ModelStatus())], "mario", "model")
+        check_unused([Listed("chat", "mario", 0, None, ModelStatus(), None)], created.find_created("mario"), "model")
     flags = ("--threads", "1", "--max-num-seqs", "4", "--admin")
     with running_server("mario", *flags) as served, ollama.Client(served.url) as there:
         assert next(model.model for model in there.list().models) == "mario:latest"

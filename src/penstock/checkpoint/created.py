@@ -3,7 +3,10 @@
     ~/.local/share/penstock/models/     below $XDG_DATA_HOME
         blobs/sha256-DIGEST             uploaded files
         created/NAME/                   a model's folder: links to its files, and its recipe, penstock.json
-        adapters/NAME/                  an adapter's folder: links to its files
+        adapters/NAME.xxxxxxxx/         an adapter's folder: links to its files
+
+A process that is killed leaves folders whose names begin with a point: `.new-` before it has a name, `.old-NAME` while
+another takes its place, `.deleted-NAME`. The next one to look completes the change, or undoes it.
 
 A recipe's settings apply wherever the model is loaded by its name: they are defaults of sampling, a chat template, and
 messages that precede every conversation. A file of this name elsewhere is not read.
@@ -16,12 +19,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+from penstock.checkpoint.data_folder import data_folder, locked, replace_synced, write_synced
 from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
@@ -30,6 +34,7 @@ MAX_CREATED = 1000
 """Maximum created models."""
 _NAME = re.compile(r"\w[\w.:/@+-]{0,79}", re.ASCII)
 _MAX_BYTES = 8 * 2**20
+_OLD, _DELETED = ".old-", ".deleted-"
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name."""
 _UNUSED_SECONDS = 24 * 3600.0
@@ -102,17 +107,44 @@ def check_created_name(name: str) -> None:
         )
 
 
+def _changing() -> AbstractContextManager[None]:
+    return locked(data_folder() / ".lock")
+
+
 def blob_path(digest: str) -> Path:
     """Where the file with a SHA-256 of 64 hexadecimal digits is, or would be."""
-    return _root() / "blobs" / f"sha256-{digest}"
+    return data_folder() / "blobs" / f"sha256-{digest}"
 
 
 def find_created(name: str) -> Path | None:
     """The folder of a created model; None if there is none of this name."""
-    for alias in (name, name.removesuffix(LATEST)):
-        if _NAME.fullmatch(alias) and (folder := _folder(alias)).is_dir():
-            return folder
-    return None
+    folders = [_folder(alias) for alias in (name, name.removesuffix(LATEST)) if _NAME.fullmatch(alias)]
+    found = next(filter(Path.is_dir, folders), None)
+    if found is None and folders and _recovered():
+        found = next(filter(Path.is_dir, folders), None)
+    return found
+
+
+def _recovered() -> bool:
+    """Complete or undo changes whose process was killed; whether there were any. Waits for those under way."""
+    if not _unfinished():
+        return False
+    with suppress(OSError), _changing():  # a folder that only others may write stays as it is
+        _recover()
+    return True
+
+
+def _recover() -> None:
+    for remains in _unfinished():
+        final = remains.with_name(remains.name.removeprefix(_OLD))
+        if remains.name.startswith(_OLD) and not final.exists() and (remains / RECIPE).exists():
+            remains.rename(final)
+        else:
+            shutil.rmtree(remains)
+
+
+def _unfinished() -> list[Path]:
+    return [folder for kind in (_OLD, _DELETED) for folder in _created().glob(f"{kind}*")]
 
 
 def created_models() -> list[CreatedModel]:
@@ -131,8 +163,8 @@ def recipe_of(path: Path) -> Recipe | None:
     Raises:
         CheckpointError: the recipe is damaged.
     """
-    folder = path if path.suffix != ".gguf" and path.is_dir() else path.parent
-    if folder.parent.name != "created" or folder.parent != _created():
+    folder = _created_folder(path)
+    if folder is None:
         return None
     file = folder / RECIPE
     try:
@@ -141,6 +173,22 @@ def recipe_of(path: Path) -> Recipe | None:
         return Recipe(**{option.name: read[option.name] for option in fields(Recipe)})
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file} is damaged ({type(error).__name__}: {error}): create the model again") from error
+
+
+def version_of(path: Path) -> str:
+    """A text that changes when another model takes the place of the created one in a folder or GGUF file; of other
+    models it is empty.
+    """
+    folder = _created_folder(path)
+    try:
+        return "" if folder is None else f" {folder.stat().st_mtime_ns}"
+    except FileNotFoundError:
+        return ""
+
+
+def _created_folder(path: Path) -> Path | None:
+    folder = path if path.suffix != ".gguf" and path.is_dir() else path.parent
+    return folder if folder.parent.name == "created" and folder.parent == _created() else None
 
 
 def write_created(files: Mapping[str, Path], recipe: Recipe) -> Path:
@@ -157,15 +205,32 @@ def write_created(files: Mapping[str, Path], recipe: Recipe) -> Path:
         raise CheckpointError(f"the model's settings are longer than {_MAX_BYTES} bytes: shorten messages or template")
     if len(_folders()) >= MAX_CREATED:
         raise CheckpointError(f"there are {MAX_CREATED} created models already: delete some")
-    root = _created()
+    folder = _linked(_created(), files)
+    try:
+        write_synced(folder / RECIPE, written + "\n")
+    except OSError as error:
+        raise CheckpointError(f"the model cannot be written to {folder}: {error}") from error
+    return folder
+
+
+def _linked(root: Path, files: Mapping[str, Path]) -> Path:
+    """A new folder with links to files, each of which is there: no upload is deleted from now on.
+
+    Raises:
+        CheckpointError: one is gone, or it cannot be written.
+    """
+    blobs = data_folder() / "blobs"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
-        for name, file in files.items():
-            (folder / name).symlink_to(os.path.relpath(file, folder) if file.parent == _root() / "blobs" else file)
-        (folder / RECIPE).write_text(written + "\n")
+        with _changing():
+            for name, file in files.items():
+                if not file.exists():
+                    raise CheckpointError(f"{name} was deleted meanwhile ({file})")
+            folder = Path(tempfile.mkdtemp(prefix=".new-", dir=root))
+            for name, file in files.items():
+                (folder / name).symlink_to(os.path.relpath(file, folder) if file.parent == blobs else file)
     except OSError as error:
-        raise CheckpointError(f"the model cannot be written to {root}: {error}") from error
+        raise CheckpointError(f"nothing can be written to {root}: {error}") from error
     return folder
 
 
@@ -177,13 +242,15 @@ def name_created(folder: Path, name: str) -> Path:
     """
     check_created_name(name)
     final = _folder(name)
+    old = final.with_name(_OLD + final.name)
     try:
-        if final.exists():
-            old = Path(tempfile.mkdtemp(prefix=".old-", dir=final.parent))
-            final.rename(old / "model")
-            _delete(old / "model")
-            old.rmdir()
-        folder.rename(final)
+        with _changing():
+            _recover()
+            if final.exists():
+                final.rename(old)
+            replace_synced(folder, final)
+            if old.exists():
+                _delete(old)
     except OSError as error:
         raise CheckpointError(f"the model cannot be written to {final}: {error}") from error
     return final
@@ -211,7 +278,7 @@ def created_files(folder: Path) -> dict[str, Path]:
 
 
 def discard_created(folder: Path) -> None:
-    """Delete a folder of `write_created`, unless it has a name, or of `write_adapter`; uploaded files stay for another
+    """Delete a folder of `write_created` or `write_adapter`, unless it has a name; uploaded files stay for another
     try.
     """
     shutil.rmtree(folder, ignore_errors=True)
@@ -228,14 +295,18 @@ def remove_created(name: str) -> int | None:
     if folder is None:
         return None
     try:
-        return _delete(folder)
+        with _changing():
+            return _delete(folder) if folder.exists() else None
     except OSError as error:
         raise CheckpointError(f"{name} cannot be deleted: {error}") from error
 
 
 def _delete(folder: Path) -> int:
-    blobs = _blobs_of(folder)
-    shutil.rmtree(folder)
+    """Delete a folder, which loses its name first, and uploads that no other one uses; the lock is held."""
+    blobs, remains = _blobs_of(folder), folder.with_name(_DELETED + folder.name)
+    shutil.rmtree(remains, ignore_errors=True)
+    folder.rename(remains)
+    shutil.rmtree(remains)
     freed = 0
     for blob in blobs - _used_blobs():
         freed += blob.stat().st_size if blob.exists() else 0
@@ -243,61 +314,79 @@ def _delete(folder: Path) -> int:
     return freed
 
 
-def write_adapter(name: str, files: Mapping[str, Path]) -> Path:
-    """Write the folder of an adapter, in place of any of this name. Returns its path.
+def write_adapter(files: Mapping[str, Path]) -> Path:
+    """Write the folder of a new adapter: `name_adapter` gives it a name, or `discard_created` deletes it. Raises as
+    `write_created`.
+    """
+    return _linked(_adapters(), files)
+
+
+def name_adapter(folder: Path, name: str) -> Path:
+    """Name a folder of `write_adapter`, which stays apart from others of this name: other servers may use those.
+    Returns its path.
 
     Raises:
         CheckpointError: it cannot be written, or the name is none.
     """
     check_created_name(name)
-    folder = _adapter(name)
+    final = folder.with_name(f"{quote(name, safe='')}.{folder.name.removeprefix('.new-')}")
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for file, target in files.items():
-            (folder / file).symlink_to(target)
+        replace_synced(folder, final)
     except OSError as error:
-        raise CheckpointError(f"the adapter cannot be written to {folder}: {error}") from error
-    return folder
+        raise CheckpointError(f"the adapter cannot be written to {final}: {error}") from error
+    return final
+
+
+def is_stored_adapter(folder: Path) -> bool:
+    """Whether this is the folder of an uploaded adapter."""
+    return folder.parent == _adapters()
 
 
 def remove_adapter(folder: Path) -> None:
     """Delete the folder of an uploaded adapter, and those of its files that nothing else uses; others stay."""
-    if folder.parent == _root() / "adapters":
-        with suppress(OSError):
+    if is_stored_adapter(folder):
+        with suppress(OSError), _changing():
             _delete(folder)
 
 
-def _adapter(name: str) -> Path:
-    return _root() / "adapters" / quote(name, safe="")
+def _adapters() -> Path:
+    return data_folder() / "adapters"
 
 
 def delete_unused_blobs() -> None:
     """Delete uploaded files that are a day old and part of no model, and remains of uploads and of creations."""
-    for remains in [*_created().glob(".new-*"), *_created().glob(".old-*")]:
-        with suppress(OSError):
-            if time.time() - remains.stat().st_mtime > _UNUSED_SECONDS:
-                shutil.rmtree(remains)
-    used = _used_blobs()
-    for blob in (_root() / "blobs").glob("sha256-*"):
-        with suppress(OSError):  # another process has deleted it
-            if blob not in used and time.time() - blob.stat().st_mtime > _UNUSED_SECONDS:
-                blob.unlink()
+    _recovered()
+    with suppress(OSError), _changing():
+        for remains in [*_created().glob(".new-*"), *_adapters().glob(".new-*"), *_adapters().glob(f"{_DELETED}*")]:
+            if _is_abandoned(remains):
+                shutil.rmtree(remains, ignore_errors=True)
+        used = _used_blobs()
+        for blob in (data_folder() / "blobs").glob("sha256-*"):
+            if blob not in used and _is_abandoned(blob):
+                blob.unlink(missing_ok=True)
+
+
+def _is_abandoned(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _UNUSED_SECONDS
+    except FileNotFoundError:  # its upload has ended
+        return False
 
 
 def _used_blobs() -> set[Path]:
-    roots = [root for root in (_created(), _root() / "adapters") if root.is_dir()]
+    roots = [root for root in (_created(), _adapters()) if root.is_dir()]
     return {blob for root in roots for folder in root.iterdir() for blob in _blobs_of(folder)}
 
 
 def _blobs_of(folder: Path) -> set[Path]:
     """The uploaded files that a folder links to."""
-    blobs = _root() / "blobs"
+    blobs = data_folder() / "blobs"
     return {target for target in created_files(folder).values() if target.parent == blobs}
 
 
 def _folders() -> list[Path]:
     root = _created()
+    _recovered()
     found = root.iterdir() if root.is_dir() else ()
     return sorted(folder for folder in found if not folder.name.startswith(".") and folder.is_dir())
 
@@ -307,10 +396,4 @@ def _folder(name: str) -> Path:
 
 
 def _created() -> Path:
-    return _root() / "created"
-
-
-def _root() -> Path:
-    """The folder of all of this, without links."""
-    data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
-    return Path(os.path.realpath(data), "penstock", "models")
+    return data_folder() / "created"

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint, weight_files
+from penstock.checkpoint.created import version_of
 from penstock.checkpoint.safetensors import read_header
 from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
@@ -56,9 +57,13 @@ class ModelSummary:
         return f"{self.num_parameters / size:.1f}{unit}" if unit else str(self.num_parameters)
 
 
-@functools.lru_cache(maxsize=64)
 def summary_of(path: str, hf_overrides: str | None = None) -> ModelSummary:
     """The summary of the model at a path; an empty one if its files are not on this machine. Reads files."""
+    return _summary_of(path, hf_overrides, version_of(Path(path)))
+
+
+@functools.lru_cache(maxsize=64)
+def _summary_of(path: str, hf_overrides: str | None, _version: str) -> ModelSummary:
     try:
         return summarize(open_checkpoint(path, hf_overrides=hf_overrides))
     except (CheckpointError, OSError):

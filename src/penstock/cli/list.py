@@ -3,7 +3,9 @@
 import argparse
 import json
 import time
+from dataclasses import asdict
 
+from penstock.checkpoint.added import added_files
 from penstock.checkpoint.aliases import read_aliases
 from penstock.checkpoint.created import created_models
 from penstock.checkpoint.hub_cache import cached_models
@@ -16,8 +18,8 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         "list",
         help="list the models on this machine",
         description="List the models in the hub's cache on this machine, as --model takes them: size, when each was "
-        "last read, and revision; models that Ollama's clients created; and the short names that penstock pull --as "
-        "gave.",
+        "last read, and revision; models that Ollama's clients created; the short names that penstock pull --as "
+        "gave; and the models, names and adapters that clients added to a server, which the next one of its port has.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -25,13 +27,23 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(args: argparse.Namespace) -> int:
     models, created, aliases = cached_models(), created_models(), read_aliases()
+    servers = {file.path.stem: file.read() for file in added_files()}
     if args.json:
         listed = [
             {"model": model.name, "path": str(model.path), "bytes": model.num_bytes, "commit": model.commit}
             for model in models
         ]
         made = [{"model": model.name, "path": str(model.path), "bytes": model.num_bytes} for model in created]
-        print(json.dumps({"models": listed, "created": made, "aliases": aliases}))
+        print(
+            json.dumps(
+                {
+                    "models": listed,
+                    "created": made,
+                    "aliases": aliases,
+                    "servers": {server: asdict(added) for server, added in servers.items()},
+                }
+            )
+        )
         return 0
     if not (models or created or aliases):
         print("no models yet: penstock pull MODEL downloads one")
@@ -45,4 +57,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name:<{width}}  {in_words(num_bytes):>10}  {when}  {revision}")
     for name, model_id in sorted(aliases.items()):
         print(f"{name}: {model_id}")
+    for server, added in servers.items():
+        kept = {**added.names, **{name: f"adapter of {one.model}" for name, one in added.adapters.items()}}
+        for name, model in [*((name, "added") for name in added.models), *sorted(kept.items())]:
+            print(f"{name}: {model}, in the server of {server}")
     return 0

@@ -34,6 +34,7 @@ _DIVIDED = {
     "address, TLS and web pages": (
         *("host", "port", "uds", "root_path", "tls_cert", "tls_key", "tls_client_ca", "allowed_origins"),
     ),
+    "several models": ("models_dir", "added_models", "keep_alive", "max_loaded_models", "load_timeout"),
     "images in prompts": ("image_urls",),
     "access": ("api_key", "api_keys", "private_cache", "admin"),
     "engines": ("engines", "prefill_engines", "kv_transfer", "router", "step_deadline", "journal", "drain_timeout"),

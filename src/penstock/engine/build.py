@@ -11,6 +11,7 @@ from penstock.api.request import MediaKind, Request
 from penstock.checkpoint.adapters.adaptable import Adaptable
 from penstock.checkpoint.audio_input import read_audio_input
 from penstock.checkpoint.checkpoint import Checkpoint, open_model
+from penstock.checkpoint.created import version_of
 from penstock.config.engine_config import AdapterConfig, EngineConfig
 from penstock.config.image_input import ImageInput
 from penstock.config.machine import Machine
@@ -320,6 +321,7 @@ def _describe(checkpoint: Checkpoint, facts: ModelFacts, settings: Settings, tak
     return EngineInfo(
         model_name=settings.model_name,
         model_path=str(checkpoint.path),
+        model_version=version_of(checkpoint.path),
         vocab_size=facts.vocab_size,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,

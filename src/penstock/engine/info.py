@@ -57,6 +57,8 @@ class EngineInfo:
     """Bytes of the memory plan."""
     image_pixels: int = 0
     """Maximum bytes of the images of open requests, by the memory plan; 0: no maximum."""
+    model_version: str = ""
+    """`version_of` the model at the path."""
 
     @property
     def encoder_note(self) -> str:
@@ -66,8 +68,13 @@ class EngineInfo:
 
     @property
     def model_identity(self) -> str:
-        """Identity of the model for which requests were accepted: its path and `hf_overrides`."""
-        return self.model_path if self.hf_overrides is None else f"{self.model_path} {self.hf_overrides}"
+        """Identity of the model for which requests were accepted: its path, version and `hf_overrides`."""
+        return identity_of(self.model_path, self.model_version, self.hf_overrides)
+
+
+def identity_of(path: str, version: str, hf_overrides: str | None) -> str:
+    """See `EngineInfo.model_identity`."""
+    return f"{path}{version}" if hf_overrides is None else f"{path}{version} {hf_overrides}"
 
 
 @dataclass(slots=True)

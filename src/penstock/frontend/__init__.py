@@ -4,5 +4,6 @@
 
 Tested elsewhere: texts of encoders and pairs: `tests/server/test_encoders.py`; `adapters`:
 `tests/server/test_adapters.py`; `live_requests`, `logprob_texts` and `arguments`: `tests/test_llm.py`;
-`decoders`: `tests/frontend/images/test_reader.py`.
+`decoders`: `tests/frontend/images/test_reader.py`; `model_loads` and `served_model`:
+`tests/frontend/test_served_models.py`; `model_names`: `tests/server/test_many_models.py`.
 """

@@ -1,10 +1,14 @@
 """The registry of adapters that requests may choose by name."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from penstock.api.request import Adapter
 from penstock.engine.info import EngineInfo
-from penstock.errors import AdapterError
+from penstock.errors import AdapterError, ConfigError
+
+logger = logging.getLogger("penstock.engine")
 
 MAX_NAMED = 8
 """Maximum adapters listed in an error message."""
@@ -56,16 +60,37 @@ class AdapterNames:
             )
         return adapter
 
-    def add(self, adapter: Adapter, *, replace: bool = False) -> None:
-        """Let requests choose an adapter; with `replace`, in place of the adapter of the same name.
+    async def add_usable(self, name: str, path: str, model: str, is_wanted: Callable[[], bool]) -> None:
+        """Add an adapter of an earlier server or model, unless one has its name; the log says why it cannot be used.
+
+        Args:
+            model: the model's name.
+            is_wanted: whether it was not removed while its files were read.
+        """
+        import asyncio  # here: the offline API has no use for it
+
+        try:
+            adapter = await asyncio.to_thread(self.read, name, path)
+        except (ConfigError, OSError) as error:
+            logger.warning("the adapter %s of the model %s is not served: %s", name, model, error)
+            return
+        if is_wanted():
+            self._adapters.setdefault(name, adapter)
+
+    def add(self, adapter: Adapter, *, in_place: bool = False) -> None:
+        """Let requests choose an adapter; with `in_place`, instead of the adapter of the same name.
 
         Raises:
             AdapterError: another adapter has its name.
         """
         known = self._adapters.get(adapter.name)
-        if known is not None and known.digest != adapter.digest and not replace:
+        if known is not None and known.digest != adapter.digest and not in_place:
             raise AdapterError(f"there is an adapter {adapter.name!r} already: unload it first")
         self._adapters[adapter.name] = adapter
+
+    def copy_adapter(self, source: str, name: str) -> None:
+        """Give an adapter one more name."""
+        self._adapters[name] = replace(self._adapters[source], name=name)
 
     def add_listed(self, paths: Mapping[str, str]) -> None:
         """Read and add the adapters of the options.

@@ -206,7 +206,7 @@ class AsyncEngine:
         self.journaled = journal is not None
         """Whether requests survive this process and can be resumed."""
         self.journaled_calls = JournaledCalls(
-            journal, tokenizer, self.open_requests, self._input_processor, limits.max_unread_tokens
+            journal, tokenizer, self.open_requests, self._input_processor, self.admission, limits.max_unread_tokens
         )
 
     @property

@@ -266,13 +266,25 @@ class Admission:
         seconds = self.queue_seconds(timeout)
         return [self._admit(request, caller, seconds) for request in requests]
 
+    def restore(self, request: Request) -> Admitted:
+        """Count a request that an earlier server admitted as open: it is never refused, and waits however long.
+
+        Nothing is charged to its caller, whose token rate limit began anew with this server.
+        """
+        admitted = _admitted(request, Caller(request.tenant))
+        self._answers.take(admitted.answers, request.tenant)
+        self._tokens.take(admitted.tokens_waiting, request.tenant)
+        self._pixels.take(admitted.pixels, request.tenant)
+        self._num_waiting += 1
+        return admitted
+
     def queue_seconds(self, timeout: float | None) -> float:
         """Seconds that a request may wait in the queue; `timeout` as in `enter`."""
         longest = self._limits.queue_timeout
         return longest if timeout is None else min(timeout, longest)
 
     def _admit(self, request: Request, caller: Caller, seconds: float) -> Admitted:
-        admitted = Admitted(caller, request.params.num_sequences, len(request.prompt_token_ids), _pixels_of(request))
+        admitted = _admitted(request, caller)
 
         def expire() -> None:
             admitted.timer = self._call_later(1.0, expire)  # again: an engine that dies now loses the message
@@ -368,6 +380,10 @@ class Admission:
 
 _FORMS: dict[MediaKind, str] = {"image": "pixels", "sound": "features"}
 _SMALLER: dict[MediaKind, str] = {"image": "smaller", "sound": "shorter"}
+
+
+def _admitted(request: Request, caller: Caller) -> Admitted:
+    return Admitted(caller, request.params.num_sequences, len(request.prompt_token_ids), _pixels_of(request))
 
 
 def _pixels_of(request: Request) -> int:

@@ -61,7 +61,7 @@ class OpenRequest(FleetRequest):
     by_token: bool = False
     """Whether each token becomes a delta of its own, for a reader that has received some of them before."""
     admitted: Admitted | None = None
-    """Its part of the limits; None if it was restored from a journal."""
+    """Its part of the limits; None: it counts for nothing in them."""
     record: RequestRecord | None = None
     """Its record in the history; None if it was restored from a journal."""
     progress: Progress = field(default_factory=Progress)

@@ -3,16 +3,27 @@
 import asyncio
 import math
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
-from penstock.checkpoint.checkpoint import find_on_disk, weights_size
+from penstock.api.request import Adapter
+from penstock.checkpoint.checkpoint import find_on_disk, open_model, weights_size
+from penstock.checkpoint.created import version_of
+from penstock.checkpoint.encoder_config import named_task
 from penstock.config.engine_config import EngineConfig
+from penstock.config.model_facts import BYTES_OF
+from penstock.engine.info import identity_of as engine_identity
 from penstock.engine.protocol import Loading
 from penstock.errors import EngineDeadError, EngineError, PenstockError
 from penstock.fleet.model_broker import LoadStage
 from penstock.frontend.client import AsyncEngine
+from penstock.frontend.model_names import ModelNames
 from penstock.frontend.recovery.journal_rows import Entry
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 T = TypeVar("T")
 
@@ -20,10 +31,19 @@ T = TypeVar("T")
 class ServedModel:
     """One model: its name and configuration, and its engine once it has been used."""
 
-    def __init__(self, name: str, config: EngineConfig) -> None:
+    def __init__(
+        self, name: str, config: EngineConfig, other_names: Iterable[str] = (), adapters: Mapping[str, str] = _NONE
+    ) -> None:
+        """
+        Args:
+            adapters: paths of adapters that were added, by name; they are checked by its first load.
+        """
         self.name = name
         """Its key; another once it is not served any more."""
         self.served_name = name
+        self.names = ModelNames(name, other_names)
+        self._unchecked = dict(adapters)
+        self._adapter_memory = 0
         self.config = config
         self.engine: AsyncEngine | None = None
         self.error: str | None = None
@@ -43,6 +63,60 @@ class ServedModel:
         """Calls that use its engine now."""
         self.watch: asyncio.Task[None] | None = None
         """Waits for the end of its engines for good."""
+
+    @property
+    def adapters(self) -> list[Adapter]:
+        """Its adapters; before its first load, those that were added, without the facts of their files."""
+        checked = [] if self.engine is None else list(self.engine.adapters)
+        known = {adapter.name for adapter in checked}
+        return checked + [Adapter(name, path, "", 0) for name, path in self._unchecked.items() if name not in known]
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Its names and those of its adapters."""
+        return (*self.names.all, *(adapter.name for adapter in self.adapters))
+
+    def has_name(self, name: str) -> bool:
+        """Whether the model, or an adapter of it, has this name."""
+        is_adapter = self.engine is not None and self.engine.adapters.find(name) is not None
+        return name in self.names.all or name in self._unchecked or is_adapter
+
+    def copy_adapter(self, source: str, name: str) -> None:
+        """Give an adapter one more name, which nothing has."""
+        if source in self._unchecked:
+            self._unchecked[name] = self._unchecked[source]
+        else:
+            self.started().adapters.copy_adapter(source, name)
+
+    def remove_adapter(self, name: str) -> Adapter | None:
+        """Remove an adapter. Returns it; None if there is none of this name."""
+        found = next((adapter for adapter in self.adapters if adapter.name == name), None)
+        self._unchecked.pop(name, None)
+        if self.engine is not None:
+            self.engine.adapters.remove(name)
+        return found
+
+    def take_place_of(self, old: "ServedModel") -> None:
+        """Get the names and adapters of the model that this one replaces, and as much memory for adapters."""
+        self.names = old.names
+        self._unchecked = {adapter.name: adapter.path for adapter in old.adapters}
+        self._adapter_memory = old._adapter_memory
+        if old.engine is not None and (adaptable := old.engine.info.adaptable) is not None:
+            self._adapter_memory = old.engine.info.max_adapter_elements * BYTES_OF[adaptable.dtype]
+
+    def config_to_load(self) -> EngineConfig:
+        """The configuration, with memory for the adapters of the model that this one replaced. Reads files."""
+        options = self.config.adapters
+        if not self._adapter_memory or options.adapter_memory != "auto" or _is_encoder(self.config):
+            return self.config
+        return replace(self.config, adapters=replace(options, adapter_memory=self._adapter_memory))
+
+    async def check_adapters(self) -> None:
+        """Read the adapters that were added before its first load; one that cannot be used is not served."""
+        adapters = self.started().adapters
+        for name, path in list(self._unchecked.items()):
+            await adapters.add_usable(name, path, self.served_name, partial(self._unchecked.__contains__, name))
+            self._unchecked.pop(name, None)
 
     def on_loading(self, message: Loading) -> None:
         """Note the progress of a load."""
@@ -105,6 +179,13 @@ class ServedModel:
                 await asyncio.wait({starting})
 
 
+def _is_encoder(config: EngineConfig) -> bool:
+    try:
+        return named_task(open_model(config.model)) in ("embed", "score")
+    except (PenstockError, OSError):  # its load says so
+        return False
+
+
 def lacks_files(config: EngineConfig) -> bool:
     """Whether files of a model have to be downloaded."""
     given = config.model.model
@@ -126,4 +207,4 @@ def identity_of(config: EngineConfig) -> str | None:
         return None
     if path is None:
         return None
-    return str(path) if model.hf_overrides is None else f"{path} {model.hf_overrides}"
+    return engine_identity(str(path), version_of(path), model.hf_overrides)

@@ -8,5 +8,5 @@ dialect's; `encoding`: `tests/server/test_encoders.py`; `health` and `http`: `te
 `tests/server/test_client_paths.py`; `ray_serve`: `tests/e2e/test_ray_serve.py`; `request_account`:
 `tests/server/test_limits.py`, `tests/server/test_call_context.py`; `dialects`: `tests/server/test_dialects_doc.py`;
 `serving` and `streams`: `tests/server/test_dialect.py`; `logprobs`: `tests/server/test_openai.py`; `image_parts`:
-`tests/server/test_images.py`.
+`tests/server/test_images.py`; `model_changes`: `tests/server/test_many_models.py`.
 """

@@ -1,6 +1,5 @@
 """The HTTP application: routes of every dialect over one engine."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -9,9 +8,11 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.errors import ConfigError
 from penstock.frontend.client import AsyncEngine
+from penstock.frontend.model_names import ModelNames
 from penstock.frontend.recovery.recent_responses import RecentResponses
 from penstock.server import admin, calls, live, request_account
 from penstock.server.access_log import AccessLog, HeadRequests, RequestId
+from penstock.server.added_models import AddedModels
 from penstock.server.call_context import PUBLIC_PATHS
 from penstock.server.call_limits import CallLimits
 from penstock.server.client_paths import ClientPaths
@@ -51,11 +52,13 @@ def create_app(
     keys: KeyRing | None = None,
     tracer: "CallTracer | None" = None,
     served: "ServedModels | None" = None,
+    added: AddedModels | None = None,
 ) -> FastAPI:
     """The application of a started engine; without `keys`, there is no authentication.
 
     Args:
         served: all models, of which the engine is the first; None: it is the only one, and stays loaded.
+        added: takes what clients add; None: that ends with the server.
     """
     app = _App(
         title="Penstock",
@@ -65,16 +68,16 @@ def create_app(
         redoc_url=None,
     )
     app.has_keys = bool(keys)
-    model_names = config.served_model_names or [engine.info.model_name]
+    own, *others = config.served_model_names or [engine.info.model_name]
+    names = ModelNames(own, others) if served is None else served.first.names
+    own_name = names.own
     recent_responses = engine.recent_responses(config.max_stored_response_bytes)
-    if served is not None:
-        model_names = [served.first.name]
-    app.state.serving = _serving(engine, model_names, recent_responses, config)
+    app.state.serving, app.state.added = _serving(engine, names, recent_responses, config), added or AddedModels(None)
     app.state.engine, app.state.models = served or engine, None
     if served is not None:
         from penstock.server.models import Models
 
-        app.state.models = Models(served, lambda own, name: _serving(own, [name], recent_responses, config))
+        app.state.models = Models(served, lambda own, names: _serving(own, names, recent_responses, config))
     app.state.strict_fields = config.strict_fields
     app.state.large_work = app.state.engine.large_work
     app.state.body_timeout, app.state.num_uploads = config.call_limits.body_timeout, 0
@@ -85,7 +88,7 @@ def create_app(
     app.include_router(admin.router)
     app.include_router(adapters.router)
     app.state.admin_without_key = config.admin
-    add_health(app, served or engine, model_names[0])
+    add_health(app, served or engine, own_name)
     add_docs(app)
     add_web_page(app)
     processes = process_collectors(lambda: engine.pids if served is None else served.pids)
@@ -104,7 +107,7 @@ def create_app(
     @app.get("/metrics", tags=["operation"], response_class=Response)
     async def metrics() -> Response:
         """Metrics in the Prometheus text format."""
-        engines = {model_names[0]: engine} if served is None else served.by_name or {served.first.name: served.main}
+        engines = {own_name: engine} if served is None else served.by_name or {served.first.name: served.main}
         names = [PenstockNames(own.metrics, None if served is None else name) for name, own in engines.items()]
         collectors = [OneOf(names), *processes]
         if config.metrics_names == "vllm":
@@ -117,17 +120,17 @@ def create_app(
 
 
 def _serving(
-    engine: AsyncEngine, model_names: Sequence[str], recent_responses: RecentResponses, config: ServerConfig
+    engine: AsyncEngine, names: ModelNames, recent_responses: RecentResponses, config: ServerConfig
 ) -> Serving:
     """
     Raises:
         ConfigError: an adapter has one of the model's names.
     """
-    for name in model_names:
+    for name in names.all:
         if engine.adapters.find(name) is not None:
             raise ConfigError(f"an adapter cannot have the model's own name, {name!r}")
-    engine.metrics.model_info.set(1, model_names[0])
-    return Serving(engine, model_names, recent_responses, config.resumable_streams)
+    engine.metrics.model_info.set(1, names.own)
+    return Serving(engine, names, recent_responses, config.resumable_streams)
 
 
 def _takes(engine: AsyncEngine) -> Takes:

@@ -20,7 +20,7 @@ from penstock.server.pages import DOCS_PATHS
 from penstock.server.web_page import WEB_PAGE_PATHS
 
 if TYPE_CHECKING:
-    from penstock.frontend.served_models import ModelUse
+    from penstock.frontend.model_loads import ModelUse
 
 _KEY = "call_context"
 IGNORED = "penstock-ignored"

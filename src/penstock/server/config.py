@@ -129,6 +129,12 @@ class ServerConfig:
     models_dir: str | None = option(
         None, "folder of models, each a folder or GGUF file, which are served by their names and loaded when used"
     )
+    added_models: str | None = option(
+        "auto",
+        "file of the models, names and adapters that clients add by Ollama's API, which the next server has again; "
+        "auto: one for the port or Unix socket below ~/.local/share/penstock/models/servers, with port 0 none; none: "
+        "they end with the server",
+    )
     keep_alive: str | None = option(
         None,
         "time without requests after which a model is unloaded until the next one for it (30s, 5m, 1h; -1: never); "

@@ -53,17 +53,22 @@ class Call:
         self._context = context
         self._serving = serving
         self.engine = serving.engine
-        self.model_names = serving.model_names
+        self.model_names = serving.names.all
         """The model's names that the caller may use."""
         if context.caller.models is not None:
-            self.model_names = tuple(filter(context.caller.may_use, serving.model_names))
-        self.model_name = (self.model_names or serving.model_names)[0]
+            self.model_names = tuple(filter(context.caller.may_use, serving.names.all))
+        self.model_name = (self.model_names or serving.names.all)[0]
         self.tenant = context.caller.tenant
         self.created = serving.created
         self.adapter: Adapter | None = None
         """The adapter chosen by the call."""
         self.is_aborted = False
         """Whether `abort` was called."""
+
+    @property
+    def shown_name(self) -> str:
+        """The first name of the model or of an adapter that the caller may use."""
+        return next(filter(self._context.caller.may_use, self._serving.all_names))
 
     @property
     def chat_format(self) -> ChatFormat:
@@ -158,7 +163,11 @@ class Call:
         Raises:
             ModelNotPermittedError: the caller may not use the selected model or adapter.
         """
-        self._context.caller.check_model(self.model_name if self.adapter is None else self.adapter.name)
+        caller = self._context.caller
+        if self.adapter is None:
+            caller.check_any([self.model_name])
+        else:
+            caller.check_model(self.adapter.name)
 
     async def off_loop_if_large(self, work: Callable[[], T], more_bytes: int = 0) -> T:
         """Run some work on the body and on `more_bytes`; in a thread if both are large, to keep the event loop free."""

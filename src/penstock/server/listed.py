@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 from fastapi import Depends, Request
 
@@ -14,12 +14,31 @@ from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.fleet.model_broker import ModelStatus
 from penstock.frontend.limits import Caller
+from penstock.frontend.model_names import ModelNames
 from penstock.server.call_context import ContextOf
 from penstock.server.serving import Serving
 
 if TYPE_CHECKING:
     from penstock.frontend.served_model import ServedModel
     from penstock.server.models import Models
+
+
+class NamedModel(Protocol):
+    """A model, loaded or not, whose names and adapters change."""
+
+    names: ModelNames
+
+    @property
+    def adapters(self) -> Sequence[Adapter]: ...
+
+    def has_name(self, name: str) -> bool:
+        """Whether the model, or an adapter of it, has this name."""
+
+    def copy_adapter(self, source: str, name: str) -> None:
+        """Give an adapter one more name, which nothing has."""
+
+    def remove_adapter(self, name: str) -> Adapter | None:
+        """Remove an adapter. Returns it; None if there is none of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +51,36 @@ class Listed:
     created: int
     serving: Serving | None
     status: ModelStatus
+    model: NamedModel
     names: tuple[str, ...] = ()
     """Its names that the caller may use."""
     adapters: tuple[Adapter, ...] = ()
     """Its adapters that the caller may use."""
 
+    @property
+    def shown_name(self) -> str | None:
+        """Its first name that the caller may use; None: only adapters of it."""
+        return next(iter(self.names), None)
+
     def has_name(self, name: str) -> bool:
         """Whether the model, or an adapter of it, has this name."""
-        return name == self.name or (self.serving is not None and self.serving.has_name(name))
+        return self.model.has_name(name)
 
 
-async def _listed(request: Request, context: ContextOf) -> list[Listed]:
+async def list_served(request: Request, context: ContextOf) -> list[Listed]:
+    """The models that the caller may use, as they are now."""
     models: Models | None = request.app.state.models
     if models is None:
         serving: Serving = request.app.state.serving
         path = serving.engine.info.model_path
-        listed = [Listed(serving.model_names[0], path, serving.created, serving, ModelStatus())]
+        listed = [Listed(serving.names.own, path, serving.created, serving, ModelStatus(), serving)]
     else:
         now = [  # before any path is awaited, as models may be removed meanwhile
-            (model, Listed(model.name, "", models.created, serving, models.served.status(model.name)))
+            (model, Listed(model.name, "", models.created, serving, models.served.status(model.name), model))
             for model, serving in models
         ]
         listed = [replace(entry, path=await _path_of(model, entry.serving)) for model, entry in now]
-    permitted = (_with_names(model, context.caller) for model in listed)
+    permitted = (_permitted(model, context.caller) for model in listed)
     return [model for model in permitted if model.names or model.adapters]
 
 
@@ -69,17 +95,15 @@ async def _path_of(model: "ServedModel", serving: Serving | None) -> str:
     return str(path or given.model or "")
 
 
-def _with_names(model: Listed, caller: Caller) -> Listed:
-    names = (model.name,) if model.serving is None else model.serving.model_names
-    adapters = () if model.serving is None else model.serving.engine.adapters
+def _permitted(model: Listed, caller: Caller) -> Listed:
     return replace(
         model,
-        names=tuple(filter(caller.may_use, names)),
-        adapters=tuple(adapter for adapter in adapters if caller.may_use(adapter.name)),
+        names=tuple(filter(caller.may_use, model.model.names.all)),
+        adapters=tuple(adapter for adapter in model.model.adapters if caller.may_use(adapter.name)),
     )
 
 
-ListedOf = Annotated[list[Listed], Depends(_listed)]
+ListedOf = Annotated[list[Listed], Depends(list_served)]
 """The models that the caller may use."""
 
 

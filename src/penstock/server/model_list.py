@@ -2,14 +2,17 @@
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import field, replace
 from pathlib import Path
 
+from penstock.checkpoint.added import Added
 from penstock.checkpoint.checkpoint import find_on_disk, weights_size
 from penstock.checkpoint.gguf.file import is_gguf, is_model_name, model_name, parts_of
+from penstock.checkpoint.local import find_whole
 from penstock.config.byte_counts import parse_bytes
 from penstock.config.engine_config import EngineConfig
+from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, ConfigError, shown
 from penstock.fleet.model_broker import ModelBroker, PlanModel, reservation
 from penstock.server.config import ServerConfig, seconds_of
@@ -22,47 +25,102 @@ _NAMED = re.compile(r"(?P<name>[\w.:@/+-]{1,256})=(?P<model>.+)", re.ASCII | re.
 _PLURAL = ("models_dir", "keep_alive")
 
 
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """One of several models."""
+
+    name: str
+    config: EngineConfig
+    other_names: tuple[str, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Paths of adapters that were added to it, by name."""
+
+
 def serves_several(engine_config: EngineConfig, config: ServerConfig) -> bool:
     """Whether models are loaded when used and unloaded when idle: several, or one that does not stay loaded."""
     return any(getattr(config, name) is not None for name in _PLURAL) or bool(_named(engine_config.model.model))
 
 
-def listed_models(engine_config: EngineConfig, config: ServerConfig) -> list[tuple[str, EngineConfig]]:
-    """Each model's name and configuration, in order; `max_memory` is what it reserves in the broker's plan.
+def listed_models(engine_config: EngineConfig, config: ServerConfig) -> list[ListedModel]:
+    """The models that the options name, in order.
 
     Raises:
-        ConfigError: two have one name, there is none, or an option is not supported for several models.
+        ConfigError: two have one name, or an option is not supported for several models.
     """
     _check(engine_config, config)
     given = engine_config.model.model
     models: list[tuple[str, str | None]] = [*_named(given)]
+    other_names: list[str] = []
     if not models and (given is not None or config.models_dir is None):
-        (name,) = config.served_model_names[:1] or [_own_name(given)]
+        name, *other_names = config.served_model_names or [_own_name(given)]
         models = [(name, given)]
     elif config.served_model_names:
         raise ConfigError("served_model_name names a single model: with several, write --model NAME=MODEL")
     if config.models_dir is not None:
         models += _in_folder(config.models_dir)
-    if not models:
-        raise ConfigError(
-            f"models_dir {config.models_dir} has no models: neither folders with config.json nor .gguf files"
-        )
     names = [name for name, _ in models]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two models have the name {name!r}: give each another, as NAME=MODEL")
-    others = replace(engine_config.adapters, adapter=None)
-    configs = [replace(engine_config, model=replace(engine_config.model, model=model)) for _, model in models]
-    configs[1:] = [replace(own, adapters=others) for own in configs[1:]]
-    return list(zip(names, configs, strict=True))
+    first = [ListedModel(name, _config_of(engine_config, model), tuple(other_names)) for name, model in models[:1]]
+    return first + [ListedModel(name, _other_config(engine_config, model)) for name, model in models[1:]]
+
+
+def _config_of(engine_config: EngineConfig, model: str | None) -> EngineConfig:
+    return replace(engine_config, model=replace(engine_config.model, model=model))
+
+
+def _other_config(engine_config: EngineConfig, model: str | None) -> EngineConfig:
+    """The configuration of a model but the first, which has the adapters of the options."""
+    own = _config_of(engine_config, model)
+    return replace(own, adapters=replace(own.adapters, adapter=None))
+
+
+def with_added(
+    models: Sequence[ListedModel], added: Added, engine_config: EngineConfig, config: ServerConfig
+) -> tuple[list[ListedModel], list[str]]:
+    """The models of the options, and those that were added to an earlier server, whose names are not taken; and
+    warnings about the ones that cannot be served.
+
+    Raises:
+        ConfigError: there is no model.
+    """
+    found, warnings = list(models), list[str]()
+    taken = {name for model in models for name in (model.name, *model.other_names)} | {*engine_config.adapters.paths}
+    for name in added.models:
+        if name in taken:
+            continue  # the options say what it is now
+        try:
+            path = find_whole(name)
+            reason = "its files are not on this machine any more"
+        except (ConfigError, OSError) as error:
+            path, reason = None, str(error)
+        if path is None:
+            warnings.append(f"the model {name}, which was added to an earlier server, is not served: {reason}")
+        else:
+            own = _other_config(engine_config, path)
+            found.append(ListedModel(name, replace(own, model=replace(own.model, revision=None))))
+    if not found:
+        raise ConfigError(
+            f"models_dir {config.models_dir} has no models: neither folders with config.json nor .gguf files"
+        )
+    return [_with_names(model, added, taken | {*added.models}) for model in found], warnings
+
+
+def _with_names(model: ListedModel, added: Added, taken: Collection[str]) -> ListedModel:
+    """A model with the names and adapters that were added to it, unless the options give these names to others."""
+    names = (name for name in added.names_of(model.name) if name not in taken)
+    adapters = {name: path for name, path in added.adapters_of(model.name).items() if name not in taken}
+    return replace(model, other_names=(*model.other_names, *names), adapters=adapters)
 
 
 def with_broker(
-    models: Sequence[tuple[str, EngineConfig]], config: ServerConfig
-) -> tuple[list[tuple[str, EngineConfig]], ModelBroker, PlanModel]:
+    models: Sequence[ListedModel], config: ServerConfig
+) -> tuple[list[ListedModel], ModelBroker, PlanModel]:
     """The broker of the models' memory, and the models with `max_memory` set to what each reserves there; and a planner
     of models that are added."""
-    given = models[0][1].cache.max_memory
+    first = models[0].config
+    given = first.cache.max_memory
     total = free_memory() if given is None else parse_bytes(given)
     alive = config.keep_alive or (KEEP_ALIVE if len(models) > 1 or config.models_dir is not None else "-1")
     broker = ModelBroker(total, config.max_loaded_models, seconds_of(alive))
@@ -72,15 +130,14 @@ def with_broker(
         return replace(own, cache=replace(own.cache, max_memory=needed // config.engines)), needed
 
     planned = []
-    for name, own in models:
-        each, needed = plan(own, len(models))
-        broker.add_model(name, needed)
-        planned.append((name, own if len(models) == 1 else each))
+    for model in models:
+        each, needed = plan(model.config, len(models))
+        broker.add_model(model.name, needed)
+        planned.append(model if len(models) == 1 else replace(model, config=each))
 
     def plan_added(path: str, num_others: int) -> tuple[EngineConfig, int]:
-        first = models[0][1]
-        model = replace(first.model, model=path, revision=None)
-        return plan(replace(first, model=model, adapters=replace(first.adapters, adapter=None)), num_others + 1)
+        own = _other_config(first, path)
+        return plan(replace(own, model=replace(own.model, revision=None)), num_others + 1)
 
     return planned, broker, plan_added
 

@@ -10,6 +10,7 @@ from penstock.checkpoint.created import LATEST
 from penstock.errors import ModelNotFoundError
 from penstock.frontend.client import AsyncEngine
 from penstock.frontend.limits import ANYONE, Caller
+from penstock.frontend.model_names import ModelNames
 from penstock.frontend.served_model import ServedModel
 from penstock.frontend.served_models import ServedModels
 from penstock.server.body_route import CheckedRequest
@@ -17,17 +18,17 @@ from penstock.server.call_context import CallContext
 from penstock.server.disconnect import cancelled_on_disconnect
 from penstock.server.serving import ANY_MODEL, Serving, unknown_model
 
-_LISTING = frozenset({"/api/copy", "/api/create"})
+_LISTING = frozenset({"/api/create"})
 """Routes with POST that need no loaded model, and know names of models that are not served."""
 
 
 class Models:
     """Picks the model of each call, and has it loaded."""
 
-    def __init__(self, served: ServedModels, make_serving: Callable[[AsyncEngine, str], Serving]) -> None:
+    def __init__(self, served: ServedModels, make_serving: Callable[[AsyncEngine, ModelNames], Serving]) -> None:
         """
         Args:
-            make_serving: called when a model has been loaded for the first time, with its name.
+            make_serving: called when a model has been loaded for the first time, with its names.
         """
         self.served = served
         self.created = int(time.time())
@@ -39,7 +40,7 @@ class Models:
     def started(self, model: ServedModel) -> Serving | None:
         """The model with its names; None if it was never loaded."""
         if model not in self._servings and model.engine is not None:
-            self._servings[model] = self._make_serving(model.engine, model.served_name)
+            self._servings[model] = self._make_serving(model.engine, model.names)
         return self._servings.get(model)
 
     def __iter__(self) -> Iterator[tuple[ServedModel, Serving | None]]:
@@ -57,16 +58,15 @@ class Models:
             return self.served.first if caller.models is None else self._first_for(caller)
         caller.check_model(name)
         for wanted in dict.fromkeys((name, name.removesuffix(LATEST))):
-            for model, serving in self:
-                if wanted == model.name or (serving is not None and serving.has_name(wanted)):
-                    return model
-        raise unknown_model(name, [model.name for model, _ in self if caller.may_use(model.name)])
+            if (model := self.served.find(wanted)) is not None:
+                return model
+        raise unknown_model(name, [model.name for model in self.served.served if caller.may_use(model.name)])
 
     def _first_for(self, caller: Caller) -> ServedModel:
-        named = [(model, (model.name,) if serving is None else serving.all_names) for model, serving in self]
-        caller.check_any(name for _, names in named for name in names)
-        usable = [model for model, _ in named if caller.may_use(model.name)]
-        usable += [model for model, names in named if any(map(caller.may_use, names))]
+        served = self.served.served
+        caller.check_any(name for model in served for name in model.all_names)
+        usable = [model for model in served if caller.may_use(model.name)]
+        usable += [model for model in served if any(map(caller.may_use, model.all_names))]
         return usable[0]
 
     async def serving_of(self, request: Request, context: CallContext) -> Serving:
@@ -97,7 +97,7 @@ class Models:
 
 def _name_in(request: Request) -> str | None:
     body = request.checked if isinstance(request, CheckedRequest) else None
-    for field in ("source", "model", "name"):  # Ollama's create and copy name a new model beside that which they take
+    for field in ("source", "model", "name"):  # Ollama's create names a new model beside that which it takes
         name = getattr(body, field, None)
         if isinstance(name, str) and name:
             return name

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import __version__
+from penstock.checkpoint.added import Added
 from penstock.checkpoint.checkpoint import describe, open_model
 from penstock.config.engine_config import EngineConfig
 from penstock.dataclass import dataclass
@@ -27,6 +28,7 @@ from penstock.errors import ConfigError, EngineDeadError, PenstockError, Shuttin
 from penstock.fleet.cluster.resources import resources_for
 from penstock.fleet.launch import launch_engines, with_roles
 from penstock.fleet.link import Link
+from penstock.server.added_models import AddedModels, added_file
 from penstock.server.config import ServerConfig, seconds_of
 from penstock.server.listener import address_of, bound, is_open_to_others
 from penstock.system.host import importing, shorten_pauses
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from penstock.frontend.served_models import ServedModels
     from penstock.server.http import HttpServer
     from penstock.server.keys import KeyRing
+    from penstock.server.model_list import ListedModel
+    from penstock.server.serving import Serving
     from penstock.server.tracing import CallTracer
 
 T = TypeVar("T")
@@ -74,37 +78,44 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     _allow_files(server_config.call_limits.max_connections + OTHER_FILES)
     # All that can be wrong without the model is checked before engines start.
     _check_tls_files(server_config)
-    models = _planned(engine_config, server_config)
+    file = added_file(server_config)
+    added = Added() if file is None else file.read()
+    models = _planned(engine_config, server_config, added)
     if models is not None:
-        engine_config = models.configs[0][1]  # of the one that is loaded first
+        engine_config = models.models[0].config  # of the one that is loaded first
     # The address first: a port in use is no reason to load a model. Connections wait in its backlog.
     with bound(server_config) as listener, _launched(engine_config, server_config, stop) as links:
-        return _run(links, engine_config, server_config, listener, stop, models)
+        return _run(links, engine_config, server_config, listener, stop, models, added)
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
     """Several models, or one that is unloaded when idle."""
 
-    configs: "Sequence[tuple[str, EngineConfig]]"
+    models: "Sequence[ListedModel]"
     broker: "ModelBroker"
     plan: "PlanModel"
     """Plans a model that is added."""
+    warnings: list[str]
 
 
-def _planned(engine_config: EngineConfig, config: ServerConfig) -> _Planned | None:
+def _planned(engine_config: EngineConfig, config: ServerConfig, added: Added) -> _Planned | None:
     """The models and the broker of their memory; None for a single model that stays loaded.
+
+    Args:
+        added: what was added to an earlier server.
 
     Raises:
         ConfigError: the options for models contradict each other.
     """
     if config.models_dir is None and config.keep_alive is None and "=" not in (engine_config.model.model or ""):
         return None
-    from penstock.server.model_list import listed_models, serves_several, with_broker
+    from penstock.server.model_list import listed_models, serves_several, with_added, with_broker
 
     if not serves_several(engine_config, config):
         return None
-    return _Planned(*with_broker(listed_models(engine_config, config), config))
+    models, warnings = with_added(listed_models(engine_config, config), added, engine_config, config)
+    return _Planned(*with_broker(models, config), warnings)
 
 
 @contextlib.contextmanager
@@ -176,6 +187,7 @@ def _run(
     listener: socket.socket,
     stop: "_Stop",
     models: _Planned | None,
+    added: Added,
 ) -> int:
     # These imports take most of a second, while the launched engine loads its model.
     with importing():
@@ -187,12 +199,14 @@ def _run(
         from penstock.server.logs import logging_to
 
     keys = load_keys(config.api_key, config.api_keys, private_cache=config.private_cache)
-    warnings = list(_access_warnings(engine_config, config, listener, keys))
+    warnings = [*_access_warnings(engine_config, config, listener, keys), *_unserved(models, added)]
 
     def make_server(engine: "AsyncEngine | ServedModels") -> HttpServer:
         first, served = (engine, None) if isinstance(engine, AsyncEngine) else (engine.main, engine)
-        app = create_app(first, config, keys, tracer, served)
-        names = app.state.serving.model_names[:1] if served is None else served.models
+        app = create_app(first, config, keys, tracer, served, AddedModels(added_file(config)))
+        if served is None:
+            _add_names(app.state.serving, added)
+        names = app.state.serving.names.all[:1] if served is None else served.models
         announce = functools.partial(_announce, first, ",".join(names), listener, config, warnings)
         return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
 
@@ -213,10 +227,46 @@ def _run(
         )
         start: Callable[[], Coroutine[Any, Any, AsyncEngine | ServedModels]]
         if models is None:
-            start = functools.partial(start_engine, engine_config, links)
+            start = functools.partial(_start_one, functools.partial(start_engine, engine_config, links), added, config)
         else:
             start = functools.partial(_start_models, models, start_engine, links, config, journal)
         return asyncio.run(_serve(start, make_server, listener, stop, config))
+
+
+async def _start_one(
+    start_engine: "Callable[[], Coroutine[Any, Any, AsyncEngine]]", added: Added, config: ServerConfig
+) -> "AsyncEngine":
+    """Start the engine of a single model, with the adapters that were added to it."""
+    engine = await start_engine()
+    try:
+        names = config.served_model_names or [engine.info.model_name]
+        for name, path in added.adapters_of(names[0]).items():
+            if name not in names:
+                await engine.adapters.add_usable(name, path, names[0], lambda: True)
+    except BaseException:
+        await engine.close()
+        raise
+    return engine
+
+
+def _add_names(serving: "Serving", added: Added) -> None:
+    """Give a single model the names that were added to it."""
+    for name in added.names_of(serving.names.own):
+        if serving.engine.adapters.find(name) is None:
+            serving.names.add(name)
+
+
+def _unserved(models: _Planned | None, added: Added) -> Sequence[str]:
+    """Warnings about models that were added, and are not served."""
+    if models is not None:
+        return models.warnings
+    if not added.models:
+        return []
+    names = ", ".join(added.models)
+    return [
+        f"this server serves one model alone, and not those that were added to an earlier one: {names}; with "
+        "--keep-alive or --models-dir it has them again"
+    ]
 
 
 async def _start_models(
@@ -237,7 +287,7 @@ async def _start_models(
         return start_engine(engine_config, own, beside=beside)
 
     served = ServedModels(
-        [ServedModel(name, config) for name, config in models.configs],
+        [ServedModel(model.name, model.config, model.other_names, model.adapters) for model in models.models],
         models.broker,
         start,
         config.queue,

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from penstock.api.request import FinishReason, PromptPart, SequenceOutput, TokenLogprob
 from penstock.api.sampling_params import SamplingParams
 from penstock.config.engine_config import EngineConfig
-from penstock.errors import EngineDeadError, InvalidRequestError
+from penstock.errors import EngineDeadError, InvalidRequestError, OverloadedError
 from penstock.fleet.link import EngineLink
 from penstock.frontend.client import AsyncEngine
+from penstock.frontend.limits import ANYONE, Caller, QueueLimits
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
 from penstock.frontend.recovery.journal_rows import Record
@@ -108,7 +109,7 @@ def test_an_answer_without_tokens_is_told_by_its_ending():
 # ── with a real engine process, and servers one after another ────────────────────────────────────────────────────────
 
 
-def with_servers(folder, *talks, model=None, reconnect_seconds=30.0):
+def with_servers(folder, *talks, model=None, reconnect_seconds=30.0, limits=None):
     """Run each `talk(engine)` in a server of its own, which is then gone without having ended anything."""
 
     async def run():
@@ -118,6 +119,7 @@ def with_servers(folder, *talks, model=None, reconnect_seconds=30.0):
             engine = await AsyncEngine.start(
                 config,
                 EngineLink(config, RULE_CORE),
+                limits=limits,
                 journal=Journal(folder / "journal"),
                 reconnect_seconds=reconnect_seconds,
             )
@@ -130,9 +132,9 @@ def with_servers(folder, *talks, model=None, reconnect_seconds=30.0):
     asyncio.run(run())
 
 
-def accept(engine, *prompt, request_id="a", **params):
+def accept(engine, *prompt, request_id="a", caller=ANYONE, **params):
     params = SamplingParams(**{"max_tokens": 40, "temperature": 0} | params)
-    return engine.accept_request(prompt, params, request_id=request_id)
+    return engine.accept_request(prompt, params, request_id=request_id, caller=caller)
 
 
 async def opened(engine, *accepted, alias=None):
@@ -159,6 +161,27 @@ def test_a_second_server_finishes_what_the_first_one_accepted(tmp_path):
         assert await engine.journaled_calls.look_up("mine", "somebody else") == []
 
     with_servers(tmp_path, first, second)
+
+
+def test_restored_requests_count_in_the_limits_of_their_key_but_are_never_refused(tmp_path):
+    team = Caller("team")
+
+    async def first(engine):
+        for name in "ab":
+            await opened(engine, accept(engine, SLOW, request_id=name, caller=team, n=2))
+
+    async def second(engine):
+        assert (engine.admission.num_open, engine.admission.tokens_waiting) == (4, 2)
+        engine.admission.resize(6, 0)
+        with pytest.raises(OverloadedError, match="4 answers run or wait, of at most 6"):
+            engine.open([accept(engine, 10, request_id="c", caller=team)], stream=False)
+        engine.open([accept(engine, 10, request_id="c", caller=Caller("other"))], stream=False)
+        await until(lambda: not engine.fleet.replicas[0].is_busy)
+        assert (engine.admission.num_open, engine.admission.tokens_waiting) == (0, 0)
+        results = await asyncio.gather(*(engine.journaled_calls.look_up(name, "team") for name in "ab"))
+        assert all(len(answer.token_ids) == 40 for ((_, result),) in results for answer in result.outputs)
+
+    with_servers(tmp_path, first, second, limits=QueueLimits(max_queued=0))
 
 
 def test_a_reader_comes_again_while_the_request_runs_and_after_its_end(tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from penstock.api.request import FinishReason, RequestOutput
 from penstock.errors import InvalidRequestError, JournalUnavailableError
 from penstock.frontend.input_processor import InputProcessor
+from penstock.frontend.limits import Admission
 from penstock.frontend.open_requests import Accepted, OpenRequest, OpenRequests
 from penstock.frontend.output_processor import OutputProcessor
 from penstock.frontend.recovery.journal import Journal
@@ -26,6 +27,7 @@ class JournaledCalls:
         tokenizer: Tokenizer | None,
         open_requests: OpenRequests,
         input_processor: InputProcessor,
+        admission: Admission,
         max_unread_tokens: int,
     ) -> None:
         """
@@ -35,6 +37,7 @@ class JournaledCalls:
         self._journal = journal
         self._open_requests = open_requests
         self._input_processor = input_processor
+        self._admission = admission
         self._max_unread_tokens = max_unread_tokens
         self._replay = RequestReplay(journal, tokenizer, self._live_output_processor)
 
@@ -104,7 +107,8 @@ class JournaledCalls:
     def _resume(self, entry: Entry, output_processor: OutputProcessor, model: str) -> None:
         """Continue a request, or end it with an error if this engine cannot accept it."""
         request = output_processor.request
-        resumed = OpenRequest(request, output_processor=output_processor)
+        admitted = self._admission.restore(request)
+        resumed = OpenRequest(request, output_processor=output_processor, admitted=admitted)
         # Opened even if it ends at once: so its ending gets into the journal like any other.
         self._open_requests.begin_request(resumed)
         # Other weights would go on with other tokens; less memory may not hold it any more.

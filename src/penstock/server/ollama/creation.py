@@ -5,6 +5,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,26 +16,28 @@ from starlette.responses import Response
 from penstock.api.request import Adapter
 from penstock.checkpoint.adapters.peft import CONFIG_FILE
 from penstock.checkpoint.adapters.weights import WEIGHTS_FILE
-from penstock.checkpoint.aliases import read_aliases
-from penstock.checkpoint.checkpoint import Checkpoint, find_on_disk, open_checkpoint
+from penstock.checkpoint.added import Added, AddedAdapter
+from penstock.checkpoint.checkpoint import Checkpoint, open_checkpoint, weights_size
 from penstock.checkpoint.created import (
     LATEST,
     Recipe,
     check_created_name,
     discard_created,
     find_created,
+    name_adapter,
     name_created,
     write_adapter,
     write_created,
 )
-from penstock.checkpoint.hub_cache import find_cached
+from penstock.checkpoint.local import find_local
 from penstock.errors import ConfigError, InvalidRequestError, ModelNotFoundError
 from penstock.server.admin import check_operator
 from penstock.server.body import check_text
 from penstock.server.body_route import BodyRoute
-from penstock.server.call_context import ContextOf
+from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.dialect import Call, serving_of
-from penstock.server.listed import Listed, ListedOf, find_listed
+from penstock.server.listed import Listed, find_listed, list_served
+from penstock.server.model_changes import added_of, check_current, check_untaken, holder_of
 from penstock.server.ollama.blobs import find_blob
 from penstock.server.ollama.library import PROGRESS, add_name, check_free, given_name, progress, users_of
 from penstock.server.ollama.names import check_new_name, served_name
@@ -50,10 +54,10 @@ _HELLO = {"role": "user", "content": "Hello"}
 
 
 @router.post("/create", response_class=Response, responses=PROGRESS)
-async def create(body: CreateBody, request: Request, context: ContextOf, listed: ListedOf) -> Response:
+async def create(body: CreateBody, request: Request, context: ContextOf) -> Response:
     """Create a model, which `penstock serve NAME` serves, and a server of several at once: of uploaded files, or of
     another model by its name. With `from` alone, the served model or an adapter gets one more name, and with
-    `adapters` the served model an adapter, until the server ends. For operators only.
+    `adapters` the served model an adapter. For operators only.
     """
     check_operator(request, context)
     name = check_new_name(given_name(body), "model")
@@ -61,27 +65,48 @@ async def create(body: CreateBody, request: Request, context: ContextOf, listed:
         raise InvalidRequestError(
             "a model is created either of `files`, uploaded to /api/blobs, or of the model that `from` names", "from"
         )
+    steps = ("using existing layer", "writing manifest", "success")
     if body.adapters:
-        check_free(listed, name, "model")
-        await _add_adapter(body, name, Call(context, await serving_of(request, context)))
-        return progress(body.stream, "using existing layer", "writing manifest", "success")
-    if body.source and not body.has_settings and find_listed(listed, body.source) is not None:
-        serving = await serving_of(request, context)
-        check_free(listed, name, "model", but=serving)
-        add_name(Call(context, serving), serving, body.source, name, "model")
-        return progress(body.stream, "using existing layer", "writing manifest", "success")
+        await check_free(request, await list_served(request, context), name, "model")
+        await _add_adapter(body, name, request, context)
+        return progress(body.stream, *steps)
+    async with added_of(request).one_at_a_time:
+        listed = await list_served(request, context)
+        if body.source and not body.has_settings and (model := holder_of(request, body.source)) is not None:
+            await check_free(request, listed, name, "model", but=(model.names,))
+            await add_name(request, body.source, name, "model")
+            return progress(body.stream, *steps)
+        await _create_model(body, name, request, listed)
+    return progress(body.stream, "parsing GGUF", *steps[1:])
+
+
+async def _create_model(body: CreateBody, name: str, request: Request, listed: Sequence[Listed]) -> None:
     models: Models | None = request.app.state.models
     replaced = await asyncio.to_thread(_replaced, listed, name) if models is not None else []
-    await asyncio.to_thread(check_free, [model for model in listed if model not in replaced], name, "model")
+    own = [model.model.names for model in replaced]
+    await check_free(request, listed, name, "model", but=own)
     files, base = _uploaded(body), None
     if body.source:
         base = await asyncio.to_thread(_base, listed, body.source)
         files = base.files
     folder = await asyncio.to_thread(_create, name, files, _recipe(body, base))
     if models is not None:
-        for served in [model.name for model in replaced] or [name]:
-            models.served.add_model(served, str(folder))
-    return progress(body.stream, "parsing GGUF", "writing manifest", "success")
+        await _serve_created(request, models, name, str(folder), [model.name for model in replaced])
+
+
+async def _serve_created(request: Request, models: "Models", name: str, folder: str, replaced: Sequence[str]) -> None:
+    """Serve a created model, in place of those that had its files.
+
+    Raises:
+        InvalidRequestError: another model has got its name meanwhile.
+    """
+    names = [served for served in replaced if served in models.served.models] or [name]
+    for served in names:
+        current = models.served.models.get(served)
+        check_untaken(request, served, "model", but=() if current is None else (current.names,))
+        models.served.add_model(served, folder)
+    if name in names:
+        await added_of(request).record(partial(Added.with_model, name=name))
 
 
 def _replaced(listed: Sequence[Listed], name: str) -> list[Listed]:
@@ -90,12 +115,14 @@ def _replaced(listed: Sequence[Listed], name: str) -> list[Listed]:
     return [] if folder is None else users_of(listed, folder)
 
 
-async def _add_adapter(body: CreateBody, name: str, call: Call) -> None:
-    """Store an adapter of the served model, and serve it by its name, until the server ends.
+async def _add_adapter(body: CreateBody, name: str, request: Request, context: CallContext) -> None:
+    """Store an adapter of the served model, and serve it by its name.
 
     Raises:
         InvalidRequestError: it cannot be used, or goes with settings.
     """
+    serving = await serving_of(request, context)
+    call = Call(context, serving)
     if body.has_settings or body.source is None or served_name(call, body.source) not in call.model_names:
         raise InvalidRequestError(
             "adapters: an adapter is added to the served model, which `from` names, without `files` and settings "
@@ -110,17 +137,22 @@ async def _add_adapter(body: CreateBody, name: str, call: Call) -> None:
     files = {file: find_blob(digest, "adapters") for file, digest in body.adapters.items()}
 
     def store() -> Adapter:
-        folder = write_adapter(name, files)
+        folder = write_adapter(files)
         try:
-            return call.engine.adapters.read(name, str(folder))
-        except ConfigError:
+            adapter = call.engine.adapters.read(name, str(folder))
+            return replace(adapter, path=str(name_adapter(folder, name)))
+        finally:
             discard_created(folder)
-            raise
 
     try:
-        call.engine.adapters.add(await asyncio.to_thread(store))
+        adapter = await asyncio.to_thread(store)
+        check_current(request, serving)
+        check_untaken(request, name, "model")
+        call.engine.adapters.add(adapter)
     except ConfigError as error:
         raise InvalidRequestError(f"adapters: {error}", "adapters") from error
+    added = AddedAdapter(serving.names.own, adapter.path)
+    await added_of(request).record(partial(Added.with_adapter, name=name, adapter=added))
 
 
 def _uploaded(body: CreateBody) -> dict[str, Path]:
@@ -130,17 +162,6 @@ def _uploaded(body: CreateBody) -> dict[str, Path]:
             raise InvalidRequestError(f"files: only GGUF files (NAME.gguf) are taken, not {name[:80]!r}", "files")
         files[name] = find_blob(digest, "files")
     return files
-
-
-def find_local(source: str) -> Path | None:
-    """The created model, alias, or model in the hub's cache of a name, never of a path; None if there is none."""
-    if (folder := find_created(source)) is not None:
-        return folder
-    name = source.removesuffix(LATEST)
-    if (alias := read_aliases().get(name)) is not None:
-        return find_on_disk(alias)
-    cached = find_cached(name)
-    return None if cached is None else cached.path
 
 
 def _base(listed: Sequence[Listed], source: str) -> Checkpoint:
@@ -154,7 +175,9 @@ def _base(listed: Sequence[Listed], source: str) -> Checkpoint:
     try:
         found = model.path if model is not None and is_served else find_local(source)
         if found is not None and os.path.exists(found):
-            return open_checkpoint(str(found))
+            base = open_checkpoint(str(found))
+            weights_size(base.path)  # all of them: a download may be under way
+            return base
     except ConfigError as error:
         raise InvalidRequestError(f"from: {error}", "from") from error
     raise ModelNotFoundError(

@@ -2,31 +2,34 @@
 
 import asyncio
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock import __version__
+from penstock.checkpoint.added import Added, AddedAdapter, forget
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.checkpoint.created import LATEST, copy_created, find_created, recipe_of, remove_adapter, remove_created
 from penstock.checkpoint.summary import ModelSummary, summary_of
-from penstock.errors import AdapterError, CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
+from penstock.errors import CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
+from penstock.frontend.model_names import MAX_NAMES, ModelNames
 from penstock.server.admin import check_operator
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import Call, ServingOf
-from penstock.server.listed import Listed, ListedOf, find_listed
+from penstock.server.dialect import Call
+from penstock.server.listed import Listed, ListedOf, find_listed, list_served
+from penstock.server.model_changes import added_of, check_untaken, holder_of
 from penstock.server.ollama.created_models import capabilities_of, listed_created, modelfile, shown_files, with_recipe
 from penstock.server.ollama.errors import ERRORS
 from penstock.server.ollama.infill import infill_marks
 from penstock.server.ollama.model_facts import details, model_info, parameters_text
-from penstock.server.ollama.names import check_new_name, choose_model, served_name, tagged
+from penstock.server.ollama.names import check_new_name, choose_model, tagged
 from penstock.server.ollama.schema import (
     CopyBody,
     ListedModel,
@@ -42,6 +45,9 @@ from penstock.server.ollama.schema import (
 )
 from penstock.server.serving import Serving, unknown_model
 from penstock.server.streams import JSON_LINES, Frame, json_line
+
+if TYPE_CHECKING:
+    from penstock.server.models import Models
 
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=BodyRoute)
 
@@ -122,8 +128,9 @@ def _expiry(seconds: float) -> str:
 def _served(model: Listed, summary: ModelSummary) -> Iterator[tuple[str, ModelDetails]]:
     for name in model.names:
         yield name, details(summary)
+    parent = "" if model.shown_name is None else tagged(model.shown_name)
     for adapter in model.adapters:
-        yield adapter.name, details(summary, tagged(model.name))
+        yield adapter.name, details(summary, parent)
 
 
 def _summary_of(model: Listed) -> ModelSummary:
@@ -168,7 +175,7 @@ async def show(body: ShowBody, context: ContextOf, listed: ListedOf) -> ShownMod
 async def _shown(asked: str | None, call: Call, serving: Serving) -> ShownModel:
     name = choose_model(call, asked)
     summary, info, tokenizer = await _summary(call), call.engine.info, call.engine.tokenizer
-    parent = tagged(serving.model_names[0]) if call.adapter is not None else ""
+    parent = tagged(call.model_names[0]) if call.adapter is not None and call.model_names else ""
     template = "" if tokenizer is None else tokenizer.chat_template_source
     if tokenizer is not None and infill_marks(tokenizer) is not None:
         template = f"{{#- fill in the middle: .Suffix -#}}{template}"  # which Continue looks for
@@ -179,7 +186,7 @@ async def _shown(asked: str | None, call: Call, serving: Serving) -> ShownModel:
         "parameters": parameters,
         "template": template,
         "details": details(summary, parent),
-        "model_info": model_info(summary, info.model_name, sizes),
+        "model_info": model_info(summary, info.model_name if call.model_names else call.model_name, sizes),
         "capabilities": _capabilities(serving),
         "modified_at": summary.modified.isoformat(),
     }
@@ -213,18 +220,20 @@ def _capabilities(serving: Serving) -> list[str]:
 
 
 @router.post("/copy", response_class=Response, responses=_DONE)
-async def copy(body: CopyBody, request: Request, context: ContextOf, serving: ServingOf, listed: ListedOf) -> Response:
-    """Serve the model, or an adapter, under one more name, until the server ends; or copy a created model. For
-    operators only.
-    """
+async def copy(body: CopyBody, request: Request, context: ContextOf) -> Response:
+    """Serve the model, or an adapter, under one more name; or copy a created model. For operators only."""
     check_operator(request, context)
-    name, call = check_new_name(body.destination, "destination"), Call(context, serving)
-    if not call.serves(served_name(call, body.source)) and (folder := find_created(body.source)) is not None:
-        await asyncio.to_thread(check_free, listed, name, "destination")
-        await asyncio.to_thread(_copy_created, folder, name)
-        return Response()
-    check_free(listed, name, "destination", but=serving)
-    add_name(call, serving, body.source, name, "destination")
+    name = check_new_name(body.destination, "destination")
+    async with added_of(request).one_at_a_time:
+        model, listed = holder_of(request, body.source), await list_served(request, context)
+        if model is not None:
+            await check_free(request, listed, name, "destination", but=(model.names,))
+            await add_name(request, body.source, name, "destination")
+        elif (folder := find_created(body.source)) is not None:
+            await check_free(request, listed, name, "destination")
+            await asyncio.to_thread(_copy_created, folder, name)
+        else:
+            raise unknown_model(body.source, [own for one in listed for own in one.names])
     return Response()
 
 
@@ -235,24 +244,23 @@ def _copy_created(folder: Path, name: str) -> None:
         raise InvalidRequestError(f"destination: {error}", "destination") from error
 
 
-def check_free(listed: Sequence[Listed], name: str, field: str, *, but: Serving | None = None) -> None:
+async def check_free(
+    request: Request, listed: Sequence[Listed], name: str, field: str, *, but: Collection[ModelNames] = ()
+) -> None:
     """
     Args:
-        but: a model that may have the name already.
+        but: models that may have the name already.
 
     Raises:
         InvalidRequestError: a model or an adapter is served by this name, or its files are those of a served model.
     """
-    for model in listed:
-        if model.serving is not None and model.serving is but:
-            continue
-        if model.has_name(name):
-            raise InvalidRequestError(f"{field}: {name!r} is served here under this name: choose another", field)
+    check_untaken(request, name, field, but=but)
     if (folder := find_created(name)) is not None:
-        _check_unused(listed, folder, field)
+        others = [one for one in listed if one.model.names not in but]
+        await asyncio.to_thread(check_unused, others, folder, field)
 
 
-def _check_unused(listed: Sequence[Listed], folder: Path, field: str) -> None:
+def check_unused(listed: Sequence[Listed], folder: Path, field: str) -> None:
     """
     Raises:
         InvalidRequestError: the files of this created model are those of a served one, loaded or not.
@@ -268,70 +276,90 @@ def users_of(listed: Sequence[Listed], folder: Path) -> list[Listed]:
     return [model for model in listed if Path(model.path).is_relative_to(folder) or find_created(model.path) == folder]
 
 
-def add_name(call: Call, serving: ServingOf, source: str, name: str, field: str) -> None:
-    """Give the served model or an adapter one more name, until the server ends.
+async def add_name(request: Request, source: str, name: str, field: str) -> None:
+    """Give a model or an adapter one more name, which no other model has.
 
     Raises:
         InvalidRequestError: the name is taken, or there are too many.
-        ModelNotFoundError: `source` is not served.
+        ModelNotFoundError: there is no such model any more.
     """
-    choose_model(call, source)
-    if call.adapter is None:
-        serving.add_name(name, field)
+    model = holder_of(request, source)
+    if model is None:
+        raise unknown_model(source, [])
+    names = model.names
+    check_untaken(request, name, field, but=(names,))
+    source = next(known for known in (source, source.removesuffix(LATEST)) if model.has_name(known))
+    adapter = next((one for one in model.adapters if one.name == source), None)
+    if name == source or (adapter is None and name in names.all):
         return
-    if name in serving.model_names:
-        raise InvalidRequestError(f"{field}: {name!r} is the model's own name: choose another", field)
-    try:
-        call.engine.adapters.add(replace(call.adapter, name=name))
-    except AdapterError as error:
-        raise InvalidRequestError(f"{field}: {error}", field) from error
+    if model.has_name(name):
+        raise InvalidRequestError(f"{field}: {name!r} is a name of this model or its adapter: choose another", field)
+    if adapter is not None:
+        model.copy_adapter(source, name)
+        change = partial(Added.with_adapter, name=name, adapter=AddedAdapter(names.own, adapter.path))
+    elif names.add(name):
+        change = partial(Added.with_name, name=name, model=names.own)
+    else:
+        raise InvalidRequestError(f"{field}: the model has {MAX_NAMES} names already: delete some", field)
+    await added_of(request).record(change)
 
 
 @router.delete("/delete", response_class=Response, responses=_DONE)
-async def delete(body: NameBody, request: Request, context: ContextOf, listed: ListedOf) -> Response:
+async def delete(body: NameBody, request: Request, context: ContextOf) -> Response:
     """Remove a name that was added, an adapter, of whose files only uploaded ones are deleted, or one of several
     models, which is unloaded after its open requests; and delete a created model. For operators only.
     """
     check_operator(request, context)
-    name = given_name(body)
-    model, folder = find_listed(listed, name), find_created(name)
-    if model is not None:
-        name = name if model.has_name(name) else name.removesuffix(LATEST)
-        if model.serving is not None and await _remove_part(model.serving, name):
-            return Response()
-        _stop_serving(request, model)
-        listed = [other for other in listed if other is not model]
-        if folder is None or not users_of([model], folder) or users_of(listed, folder):
-            return Response()
-    if folder is None:
-        raise ModelNotFoundError(f"there is no model {name!r} here", "model")
-    await asyncio.to_thread(_check_unused, listed, folder, "model")
-    await asyncio.to_thread(remove_created, name)
+    async with added_of(request).one_at_a_time:
+        await _delete(given_name(body), request, await list_served(request, context))
     return Response()
 
 
-async def _remove_part(serving: Serving, name: str) -> bool:
+async def _delete(name: str, request: Request, listed: Sequence[Listed]) -> None:
+    model, folder = find_listed(listed, name), find_created(name)
+    if model is not None:
+        name = name if model.has_name(name) else name.removesuffix(LATEST)
+        if await _remove_part(request, model, name):
+            return
+        await _stop_serving(request, model)
+        listed = [other for other in listed if other is not model]
+        if folder is None or not users_of([model], folder) or users_of(listed, folder):
+            return
+    is_forgotten = model is None and await added_of(request).forget(name.removesuffix(LATEST))
+    if folder is None and not is_forgotten:
+        raise ModelNotFoundError(f"there is no model {name!r} here", "model")
+    if folder is not None:
+        await asyncio.to_thread(check_unused, listed, folder, "model")
+        await asyncio.to_thread(remove_created, name)
+        await asyncio.to_thread(forget, [name.removesuffix(LATEST)])
+
+
+async def _remove_part(request: Request, model: Listed, name: str) -> bool:
     """Remove an adapter, or a name that was added; returns whether there was one."""
-    adapters = serving.engine.adapters
-    removed = adapters.remove(name)
-    if removed is None:
-        return name != serving.model_names[0] and serving.remove_name(name, "model")
-    if all(other.path != removed.path for other in adapters):  # a copy has the same files
+    removed = model.model.remove_adapter(name)
+    if removed is None and not model.model.names.remove(name):
+        return False
+    await added_of(request).record(partial(Added.without_name, name=name))
+    if removed is not None and all(
+        other.path != removed.path for other in model.model.adapters
+    ):  # a copy has these files
         await asyncio.to_thread(remove_adapter, Path(removed.path))
     return True
 
 
-def _stop_serving(request: Request, model: Listed) -> None:
+async def _stop_serving(request: Request, model: Listed) -> None:
     """
     Raises:
         InvalidRequestError: it is the only one.
     """
-    models = request.app.state.models
+    models: Models | None = request.app.state.models
     if models is None:
-        assert model.serving is not None, "the only model is loaded"
-        model.serving.remove_name(model.name, "model")
-    else:
-        models.served.remove_model(model.name)
+        raise InvalidRequestError(f"model: {model.name!r} is the served model itself: stop the server instead", "model")
+    adapters = {adapter.path for adapter in model.model.adapters}
+    models.served.remove_model(model.name)
+    await added_of(request).record(partial(Added.without_model, name=model.name))
+    for path in adapters:
+        await asyncio.to_thread(remove_adapter, Path(path))
 
 
 def given_name(body: NameBody) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from penstock.checkpoint.created import LATEST, find_created
 from penstock.errors import InvalidRequestError, ModelNotFoundError
 from penstock.server.dialect import Call
+from penstock.server.serving import ANY_MODEL
 
 _NAME = re.compile(r"[\w.:/@+-]{1,256}", re.ASCII)
 
@@ -47,6 +48,9 @@ def check_new_name(name: str, field: str) -> str:
     Raises:
         InvalidRequestError: it is no name.
     """
-    if not _NAME.fullmatch(name):
+    own = name.removesuffix(LATEST)
+    if not _NAME.fullmatch(own):
         raise InvalidRequestError(f"{field} must be 1 to 256 letters, digits, and ._-+@:/, not {name[:80]!r}", field)
-    return name.removesuffix(LATEST)
+    if own in ANY_MODEL:
+        raise InvalidRequestError(f"{field}: {own!r} stands for any model in some clients: choose another", field)
+    return own

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,11 +16,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from penstock.checkpoint.aliases import read_aliases
-from penstock.checkpoint.checkpoint import HUB_ID, open_checkpoint, weights_size
-from penstock.checkpoint.created import find_created
+from penstock.checkpoint.added import Added
+from penstock.checkpoint.local import as_hub_id, find_whole
 from penstock.errors import (
-    CheckpointError,
     ConfigError,
     EngineError,
     InvalidRequestError,
@@ -33,7 +32,7 @@ from penstock.server.call_context import ContextOf
 from penstock.server.disconnect import cancelled_on_disconnect
 from penstock.server.errors import reply_to_error
 from penstock.server.listed import ListedOf, find_listed
-from penstock.server.ollama.creation import find_local
+from penstock.server.model_changes import added_of, check_untaken
 from penstock.server.ollama.errors import shape
 from penstock.server.ollama.library import PROGRESS, given_name, progress
 from penstock.server.ollama.names import check_new_name
@@ -49,8 +48,6 @@ logger = logging.getLogger("penstock.server")
 
 MAX_PULLS = 2
 """Maximum downloads at a time."""
-_HUBS = ("hf.co/", "huggingface.co/")
-"""How names of the hub's models begin in Ollama."""
 _LONGEST_LINE = 2**20
 _KILLED_SECONDS = 5.0
 
@@ -62,7 +59,7 @@ async def pull(body: PullBody, request: Request, context: ContextOf, listed: Lis
     models; for what is served already it succeeds at once.
     """
     name, models = given_name(body), request.app.state.models
-    if find_listed(listed, name) is not None:
+    if context.caller.may_use(name) and find_listed(listed, name) is not None:
         return progress(body.stream, "pulling manifest", "verifying sha256 digest", "success")
     if models is None:
         raise ModelNotFoundError(
@@ -71,7 +68,7 @@ async def pull(body: PullBody, request: Request, context: ContextOf, listed: Lis
             "model",
         )
     check_operator(request, context)
-    pulling = _pull(models, check_new_name(name, "model"))
+    pulling = _pull(request, models, check_new_name(name, "model"))
     if body.stream:
         return _PullStream(pulling)
     with cancelled_on_disconnect(context.receive):
@@ -104,16 +101,16 @@ async def _lines(pulling: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[byt
         yield json_line(shape(reply_to_error(error))[1])
 
 
-async def _pull(models: "Models", name: str) -> AsyncGenerator[Mapping[str, Any], None]:
+async def _pull(request: Request, models: "Models", name: str) -> AsyncGenerator[Mapping[str, Any], None]:
     """
     Raises:
-        InvalidRequestError: the model cannot be downloaded, or not be read.
+        InvalidRequestError: the model cannot be downloaded, or not be read, or its name was taken meanwhile.
         ModelNotFoundError: the name is none of the hub.
         OverloadedError: too many are being downloaded.
     """
     yield {"status": "pulling manifest"}
     try:
-        path = await asyncio.to_thread(_find_whole, name)
+        path = await asyncio.to_thread(find_whole, name)
         if path is None:
             async with aclosing(_download(models, _hub_id(name))) as downloading:
                 async for line in downloading:
@@ -126,33 +123,10 @@ async def _pull(models: "Models", name: str) -> AsyncGenerator[Mapping[str, Any]
     assert path is not None, "a download ends with a path or an error"
     yield {"status": "writing manifest"}
     if name not in models.served.models:  # another pull of it may have been faster
+        check_untaken(request, name, "model")
         models.served.add_model(name, path)
+        await added_of(request).record(partial(Added.with_model, name=name))
     yield {"status": "success"}
-
-
-def _find_whole(name: str) -> str | None:
-    """Path of the model of this name on this machine; None: it has to be downloaded, or the rest of it.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    if (found := find_local(name)) is None:
-        return None
-    try:
-        open_checkpoint(str(found))
-        weights_size(found)
-    except (CheckpointError, OSError) as error:
-        if find_created(name) is not None or _as_hub_id(name) is None:
-            raise CheckpointError(str(error)) from error
-        return None
-    return str(found)
-
-
-def _as_hub_id(name: str) -> str | None:
-    given = read_aliases().get(name, name)
-    for hub in _HUBS:
-        given = given.removeprefix(hub)
-    return given if "/" in given and HUB_ID.fullmatch(given) else None
 
 
 def _hub_id(name: str) -> str:
@@ -161,7 +135,7 @@ def _hub_id(name: str) -> str:
     Raises:
         ModelNotFoundError: it is none.
     """
-    given = _as_hub_id(name)
+    given = as_hub_id(name)
     if given is None:
         raise ModelNotFoundError(
             f"{name!r} is neither on this machine nor a name of the Hugging Face hub, as ORG/REPO or, for one of its "

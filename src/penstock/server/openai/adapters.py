@@ -1,20 +1,23 @@
 """`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`, as vLLM has them. For operators only."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
+from penstock.checkpoint.added import Added
 from penstock.errors import AdapterError, InvalidRequestError, ModelNotFoundError
 from penstock.server.admin import check_operator
 from penstock.server.body import Body
 from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import ContextOf
-from penstock.server.dialect import CallOf
-from penstock.server.listed import ListedOf
+from penstock.server.dialect import CallOf, ServingOf
+from penstock.server.model_changes import added_of, check_current, check_untaken
 from penstock.server.openai_errors import ERRORS
+from penstock.server.serving import ANY_MODEL
 
 router = APIRouter(prefix="/v1", tags=["operation"], route_class=BodyRoute)
 
@@ -41,20 +44,21 @@ class UnloadAdapterBody(Body):
 
 @router.post("/load_lora_adapter", response_class=Response, responses=_ANSWERS)
 async def load_adapter(
-    body: LoadAdapterBody, request: Request, context: ContextOf, call: CallOf, listed: ListedOf
+    body: LoadAdapterBody, request: Request, context: ContextOf, serving: ServingOf
 ) -> PlainTextResponse:
     """Register an adapter. It is checked before the call is answered, and loaded for the first request."""
     check_operator(request, context)
-    adapters = call.engine.adapters
-    if body.lora_name == call.model_name or any(body.lora_name == model.name for model in listed):
-        raise InvalidRequestError(
-            f"{body.lora_name!r} is the model's own name, or another's: choose another", "lora_name"
-        )
+    adapters, name = serving.engine.adapters, body.lora_name
+    if name in (*serving.names.all, *ANY_MODEL):
+        raise InvalidRequestError(f"{name!r} is the model's own name: choose another", "lora_name")
     try:
-        adapter = await asyncio.to_thread(adapters.read, body.lora_name, body.lora_path)
-        adapters.add(adapter, replace=body.load_inplace)
+        adapter = await asyncio.to_thread(adapters.read, name, body.lora_path)
+        check_current(request, serving)
+        check_untaken(request, name, "lora_name", but=(serving.names,))
+        adapters.add(adapter, in_place=body.load_inplace)
     except AdapterError as error:
         raise InvalidRequestError(str(error)) from error
+    await added_of(request).record(partial(Added.without_name, name=name))  # it ends with the server, as in vLLM
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -66,4 +70,5 @@ async def unload_adapter(
     check_operator(request, context)
     if call.engine.adapters.remove(body.lora_name) is None:
         raise ModelNotFoundError(f"there is no adapter {body.lora_name!r} here", "lora_name")
+    await added_of(request).record(partial(Added.without_name, name=body.lora_name))
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

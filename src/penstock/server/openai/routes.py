@@ -59,8 +59,7 @@ def _cards(model: Listed) -> Iterator[ModelCard]:
     for name in model.names:
         yield _card(model, name)
     for adapter in model.adapters:
-        base = _card(model, model.name)
-        yield {**base, "id": adapter.name, "display_name": adapter.name, "root": adapter.path, "parent": base["id"]}
+        yield {**_card(model, adapter.name), "root": adapter.path, "parent": model.shown_name}
 
 
 def _card(model: Listed, name: str) -> ModelCard:

@@ -162,7 +162,7 @@ async def info(call: CallOf) -> Info:
     engine = call.engine.info
     encoder = engine.encoder
     facts: Info = {
-        "model_id": call.model_name,
+        "model_id": call.shown_name,
         "model_sha": None,
         "model_pipeline_tag": _PIPELINES["generate" if encoder is None else encoder.task],
         "max_best_of": MAX_N,

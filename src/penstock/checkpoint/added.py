@@ -1,0 +1,170 @@
+"""What a running server was given, so that the next one at its address has it again: models, names and adapters.
+
+    ~/.local/share/penstock/models/servers/port-11434.json      below $XDG_DATA_HOME
+    {"models": ["org/repo"], "names": {"chat": "org/repo"}, "adapters": {"sql": {"model": "org/repo", "path": ...}}}
+
+A change is made to the file's content of now, under a lock, and replaces the file at once: servers of one file, and
+commands, keep each other's changes.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, field, replace
+from functools import partial
+from pathlib import Path
+
+from penstock.checkpoint.created import remove_adapter
+from penstock.checkpoint.data_folder import data_folder, locked, replace_synced, write_synced
+from penstock.dataclass import dataclass
+from penstock.errors import CheckpointError
+
+_MAX_BYTES = 64 * 2**20
+_HUBS = ("", "hf.co/", "huggingface.co/")
+"""How names of the hub's models begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddedAdapter:
+    """An adapter that was added."""
+
+    model: str
+    """The own name of its model."""
+    path: str
+    """Its folder or file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Models, names and adapters that were added; each name has one meaning."""
+
+    models: tuple[str, ...] = ()
+    """Names by which their files are found; each is the model's own name, too."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Own names of models by other names of theirs."""
+    adapters: Mapping[str, AddedAdapter] = field(default_factory=dict)
+
+    def with_model(self, name: str) -> "Added":
+        """With a model, which keeps the names and adapters of the one that it replaces."""
+        other = self.without_name(name)
+        return other if name in self.models else replace(other, models=(*other.models, name))
+
+    def without_model(self, name: str) -> "Added":
+        """Without a model, its other names and its adapters."""
+        return Added(
+            tuple(model for model in self.models if model != name),
+            {other: model for other, model in self.names.items() if model != name},
+            {other: adapter for other, adapter in self.adapters.items() if adapter.model != name},
+        )
+
+    def with_name(self, name: str, model: str) -> "Added":
+        """With one more name of a model."""
+        other = self.without_name(name)
+        return replace(other, names={**other.names, name: model})
+
+    def with_adapter(self, name: str, adapter: AddedAdapter) -> "Added":
+        """With an adapter."""
+        other = self.without_name(name)
+        return replace(other, adapters={**other.adapters, name: adapter})
+
+    def without_name(self, name: str) -> "Added":
+        """Without a name that was added, or an adapter."""
+        names = {other: model for other, model in self.names.items() if other != name}
+        return replace(self, names=names, adapters={key: one for key, one in self.adapters.items() if key != name})
+
+    def names_of(self, model: str) -> list[str]:
+        """Other names of the model of an own name."""
+        return [name for name, own in self.names.items() if own == model]
+
+    def adapters_of(self, model: str) -> dict[str, str]:
+        """Paths of a model's adapters, by name."""
+        return {name: adapter.path for name, adapter in self.adapters.items() if adapter.model == model}
+
+
+class AddedFile:
+    """The file of what was added to a server."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Added:
+        """Its content; nothing if there is no file.
+
+        Raises:
+            CheckpointError: it cannot be read, or is damaged.
+        """
+        try:
+            with self.path.open("rb") as opened:
+                read = json.loads(opened.read(_MAX_BYTES))
+            models, names, adapters = read["models"], read["names"], read["adapters"]
+            if not all(isinstance(name, str) for name in (*models, *names, *names.values(), *adapters)):
+                raise TypeError("names are texts")
+            return Added(
+                tuple(models),
+                dict(names),
+                {name: AddedAdapter(str(one["model"]), str(one["path"])) for name, one in adapters.items()},
+            )
+        except FileNotFoundError:
+            return Added()
+        except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                f"{self.path}, the list of added models, cannot be read ({type(error).__name__}: {error}): mend or "
+                "delete it"
+            ) from error
+
+    def change(self, change: Callable[[Added], Added]) -> None:
+        """Change its content; it is on disk afterwards.
+
+        Raises:
+            CheckpointError: it cannot be read or written.
+        """
+        try:
+            with locked(self.path.with_name(f"{self.path.name}.lock")):
+                old = self.read()
+                if (new := change(old)) != old:
+                    draft = self.path.with_name(f"{self.path.name}.new")
+                    write_synced(draft, json.dumps(asdict(new), ensure_ascii=False, indent=2) + "\n")
+                    replace_synced(draft, self.path)
+        except OSError as error:
+            raise CheckpointError(f"the list of added models cannot be written to {self.path}: {error}") from error
+
+
+def file_of_address(port: int, uds: str | None = None) -> AddedFile | None:
+    """The file of the server of a port or Unix socket; None: any free port is another one each time."""
+    if uds is not None:
+        name = f"socket-{hashlib.sha256(str(Path(uds).expanduser().absolute()).encode()).hexdigest()[:16]}"
+    elif port:
+        name = f"port-{port}"
+    else:
+        return None
+    return AddedFile(_folder() / f"{name}.json")
+
+
+def added_files() -> list[AddedFile]:
+    """The files of all addresses."""
+    return [AddedFile(path) for path in sorted(_folder().glob("*.json"))]
+
+
+def forget(names: Iterable[str]) -> None:
+    """Remove models that were deleted, by their names without that of the hub, from the files of all addresses."""
+    deleted = {f"{hub}{name}" for name in names for hub in _HUBS}
+    for file in added_files():
+        for name in deleted.intersection(file.read().models):
+            file.change(partial(Added.without_model, name=name))
+
+
+def forget_name(name: str) -> bool:
+    """Remove a name or adapter that was added from the files of all addresses, with the uploaded files of the adapter.
+    Returns whether there was one.
+    """
+    found = [(file, added) for file in added_files() if name in {**(added := file.read()).names, **added.adapters}]
+    for file, added in found:
+        file.change(partial(Added.without_name, name=name))
+        adapter = added.adapters.get(name)
+        if adapter is not None and adapter.path not in (one.path for one in file.read().adapters.values()):
+            remove_adapter(Path(adapter.path))
+    return bool(found)
+
+
+def _folder() -> Path:
+    return data_folder() / "servers"

@@ -1,0 +1,100 @@
+"""The files of what servers were given: many servers and commands change them at once, and any may be killed."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.checkpoint.added import Added, AddedAdapter, AddedFile, added_files, file_of_address, forget, forget_name
+from penstock.errors import CheckpointError
+from tests.support.kills import run_killed
+
+NAMES = st.sampled_from("abc")
+CHANGES = st.one_of(
+    st.tuples(st.sampled_from([Added.with_model, Added.without_model, Added.without_name]), NAMES).map(
+        lambda drawn: partial(drawn[0], name=drawn[1])
+    ),
+    st.tuples(NAMES, NAMES).map(lambda drawn: partial(Added.with_name, name=drawn[0], model=drawn[1])),
+    st.tuples(NAMES, NAMES).map(
+        lambda drawn: partial(Added.with_adapter, name=drawn[0], adapter=AddedAdapter(drawn[1], "/path"))
+    ),
+)
+KILLED = """
+from functools import partial
+from penstock.checkpoint.added import Added, AddedFile
+
+file = AddedFile(folder / "added.json")
+for killed_at in range(100):
+    before, name = file.read(), f"model-{killed_at}"
+    done = killed(killed_at, lambda: file.change(partial(Added.with_model, name=name)))
+    assert file.read() in (before, before.with_model(name))
+    if done:
+        assert file.read().models[-1] == name
+        break
+print(killed_at)
+"""
+
+
+@given(changes=st.lists(CHANGES, max_size=20))
+def test_each_name_has_one_meaning(changes):
+    added = Added()
+    for change in changes:
+        added = change(added)
+        assert len(set(added.models)) == len(added.models)
+        assert not added.names.keys() & added.adapters.keys()
+
+
+def test_a_file_is_whole_whichever_step_of_a_change_is_the_last(tmp_path):
+    assert run_killed(KILLED, tmp_path) >= 4, "steps between which it was killed"
+
+
+def test_servers_of_one_file_keep_each_others_changes(tmp_path):
+    path = tmp_path / "added.json"
+
+    def serve(server):
+        for number in range(10):
+            AddedFile(path).change(partial(Added.with_model, name=f"{server}-{number}"))
+
+    with ThreadPoolExecutor(4) as servers:
+        list(servers.map(serve, range(4)))
+    assert len(AddedFile(path).read().models) == 40
+
+
+def test_each_port_and_socket_has_a_file_of_its_own_unless_any_port_will_do():
+    assert file_of_address(0) is None
+    paths = {file_of_address(port, uds).path for port, uds in ((1, None), (2, None), (1, "/a"), (1, "/b"))}
+    assert len(paths) == 4
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"models": [1], "names": {}, "adapters": {}}', "[" * 10_000])
+def test_a_damaged_file_is_named_and_not_written_over(tmp_path, content):
+    file = AddedFile(tmp_path / "added.json")
+    file.path.write_text(content)
+    with pytest.raises(CheckpointError, match="mend or delete it"):
+        file.read()
+    with pytest.raises(CheckpointError, match="mend or delete it"):
+        file.change(partial(Added.with_model, name="a"))
+    assert file.path.read_text() == content
+
+
+def test_what_is_deleted_by_commands_is_in_no_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    ours = AddedAdapter("mario", str(Path(tmp_path, "elsewhere")))
+    for port in (1, 2):
+        file = file_of_address(port)
+        for change in (
+            partial(Added.with_model, name="hf.co/org/repo"),
+            partial(Added.with_model, name="mario"),
+            partial(Added.with_name, name="chat", model="mario"),
+            partial(Added.with_adapter, name="sql", adapter=ours),
+        ):
+            file.change(change)
+    forget(["org/repo"])
+    assert forget_name("chat")
+    assert not forget_name("chat")
+    assert [file.read() for file in added_files()] == [Added(("mario",), {}, {"sql": ours})] * 2
+    forget(["mario"])
+    assert [file.read() for file in added_files()] == [Added()] * 2
