@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.added import Added, AddedAdapter, AddedFile, added_files, file_of_address, forget, forget_name
+from penstock.checkpoint.aliases import read_aliases
+from penstock.checkpoint.created import created_models, find_created
 from penstock.errors import CheckpointError
 from tests.support.kills import run_killed
 
@@ -83,6 +85,14 @@ def test_a_damaged_file_is_named_and_not_written_over(tmp_path, content):
 def test_without_a_home_nothing_was_added(tmp_path):
     (tmp_path / "home").touch()
     assert AddedFile(tmp_path / "home" / "servers" / "port-1.json").read() == Added()
+
+
+def test_in_a_home_that_may_not_be_entered_nothing_is_found(monkeypatch):
+    def stat(path, **_options):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert (added_files(), created_models(), find_created("a"), read_aliases()) == ([], [], None, {})
 
 
 def test_a_path_may_be_no_unicode(tmp_path):

@@ -145,7 +145,7 @@ def file_of_address(port: int, uds: str | None = None) -> AddedFile | None:
 
 def added_files() -> list[AddedFile]:
     """The files of all addresses."""
-    return [AddedFile(path) for path in sorted(_folder().glob("*.json"))]
+    return [AddedFile(path) for path in sorted(_folder().glob("*.json"))] if os.path.isdir(_folder()) else []
 
 
 def forget(names: Iterable[str]) -> None:
