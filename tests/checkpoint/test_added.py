@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.added import Added, AddedAdapter, AddedFile, added_files, file_of_address, forget, forget_name
+from penstock.checkpoint.aliases import read_aliases
+from penstock.checkpoint.created import created_models, find_created
 from penstock.errors import CheckpointError
 from tests.support.kills import run_killed
 
@@ -80,8 +82,30 @@ def test_a_damaged_file_is_named_and_not_written_over(tmp_path, content):
     assert file.path.read_text() == content
 
 
+def test_without_a_home_nothing_was_added(tmp_path):
+    (tmp_path / "home").touch()
+    assert AddedFile(tmp_path / "home" / "servers" / "port-1.json").read() == Added()
+
+
+def test_in_a_home_that_may_not_be_entered_nothing_is_found(monkeypatch):
+    def stat(path, **_options):
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert (added_files(), created_models(), find_created("a"), read_aliases()) == ([], [], None, {})
+
+
+def test_a_path_may_be_no_unicode(tmp_path):
+    file, adapter = AddedFile(tmp_path / "added.json"), AddedAdapter("a", "/ä/\udcff")
+    file.change(partial(Added.with_adapter, name="sql", adapter=adapter))
+    assert file.read().adapters == {"sql": adapter}
+
+
 def test_what_is_deleted_by_commands_is_in_no_file(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    damaged = file_of_address(0, "/damaged").path
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
     ours = AddedAdapter("mario", str(Path(tmp_path, "elsewhere")))
     for port in (1, 2):
         file = file_of_address(port)
@@ -95,6 +119,8 @@ def test_what_is_deleted_by_commands_is_in_no_file(monkeypatch, tmp_path):
     forget(["org/repo"])
     assert forget_name("chat")
     assert not forget_name("chat")
-    assert [file.read() for file in added_files()] == [Added(("mario",), {}, {"sql": ours})] * 2
+    assert [file_of_address(port).read() for port in (1, 2)] == [Added(("mario",), {}, {"sql": ours})] * 2
     forget(["mario"])
+    assert damaged.read_text() == "{"
+    damaged.unlink()
     assert [file.read() for file in added_files()] == [Added()] * 2

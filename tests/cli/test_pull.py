@@ -11,7 +11,8 @@ import pytest
 from penstock.checkpoint.added import Added, AddedAdapter, file_of_address
 from penstock.checkpoint.aliases import add_alias, aliases_file, read_aliases
 from penstock.checkpoint.checkpoint import resolve_path
-from penstock.cli import main
+from penstock.checkpoint.hub_cache import CachedModel
+from penstock.cli import main, rm
 from penstock.errors import ConfigError
 from tests.support.gguf_files import write_gguf
 from tests.support.hub import etag, hub
@@ -153,8 +154,11 @@ def test_what_clients_added_to_servers_is_listed_and_removed(
     assert file is not None
     added = Added(("org/repo",)).with_name("chat", "org/repo").with_adapter("sql", AddedAdapter("org/repo", "/sql"))
     file.change(lambda _: added)
+    (file.path.parent / "port-1.json").write_text("{")
     assert main(["list"]) == 0
-    assert capsys.readouterr().out.splitlines()[-3:] == [
+    told = capsys.readouterr()
+    assert "port-1.json, the list of added models, cannot be read" in told.err
+    assert told.out.splitlines()[-3:] == [
         "org/repo: added, in the server of port-11434",
         "chat: org/repo, in the server of port-11434",
         "sql: adapter of org/repo, in the server of port-11434",
@@ -164,3 +168,10 @@ def test_what_clients_added_to_servers_is_listed_and_removed(
     for name in ("chat", "sql"):
         assert main(["rm", name]) == 0
     assert file.read() == Added(("org/repo",))
+    cached = [CachedModel("org/repo", commit * 40, (), tmp_path, (), 1, 0.0) for commit in "12"]
+    monkeypatch.setattr(rm, "find_cached", lambda _name, _revision: cached[0])
+    monkeypatch.setattr(rm, "remove_cached", cached.remove)
+    monkeypatch.setattr(rm, "cached_models", lambda: cached)
+    for left in (("org/repo",), ()):
+        assert main(["rm", "org/repo", "--revision", cached[0].commit]) == 0
+        assert file.read().models == left

@@ -49,6 +49,7 @@ def test_what_clients_added_survives_replacement_and_restarts(tiny_llama: Path, 
         kill(first)
     with running_server(*several) as second, ollama.Client(second.url) as client:
         assert names_of(client) == ["tiny", "small", "mario", "chat", "tuned"]
+        assert any("and are served again: mario, small, chat, tuned (" in line for line in second.log)
         assert said(client, "chat", "tuned") == [before[0], before[2]]
         other = tmp_path / "other.gguf"
         write_gguf(other, write_tiny_llama(tmp_path / "other", hidden_size=32), "F16")

@@ -5,6 +5,7 @@ that are added, replaced and deleted while it serves.
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 from penstock.api.request import Adapter
 from penstock.checkpoint import checkpoint
 from penstock.checkpoint.added import Added, AddedAdapter, AddedFile
-from penstock.checkpoint.created import created_models, find_created
+from penstock.checkpoint.created import created_models, find_created, name_adapter, write_adapter
 from penstock.config.engine_config import EngineConfig
 from penstock.errors import AdapterError, OverloadedError
 from penstock.fleet.link import EngineLink
@@ -230,6 +231,33 @@ def test_names_and_adapters_stay_when_a_model_is_replaced_and_what_does_not_fit_
         assert file.read() == Added()
 
     with_models(talk, {"a": tiny_llama, "b": tiny_llama}, added=file)
+
+
+def test_the_files_of_a_removed_adapter_stay_until_its_requests_have_ended(tiny_llama, tmp_path, monkeypatch):
+    folder, weights = shutil.copytree(tiny_llama, tmp_path / "model"), tmp_path / "weights"
+    weights.touch()
+    monkeypatch.setattr(AdapterNames, "read", lambda _self, name, path: Adapter(name, path, "2" * 64, 0))
+
+    async def talk(http, served):
+        paths = [name_adapter(write_adapter({"weights": weights}), name) for name in ("x", "y", "z")]
+        for name, path in zip(("x", "y", "z"), paths, strict=True):
+            served.main.adapters.add(Adapter(name, str(path), "1" * 64, 0))
+        running = [asyncio.ensure_future(complete(http, name, HELD, max_tokens=5)) for name in ("x", "y", "z")]
+        await asyncio.sleep(0.1)
+        replaced = {"lora_name": "z", "lora_path": "/z", "load_inplace": True}
+        for changed in (
+            await http.request("DELETE", "/api/delete", json={"model": "x"}),
+            await http.post("/v1/unload_lora_adapter", json={"lora_name": "y"}),
+            await http.post("/v1/load_lora_adapter", json=replaced),
+        ):
+            assert changed.status_code == 200, changed.text
+        assert all(path.exists() for path in paths)
+        (folder / "released").touch()
+        assert [(await call).status_code for call in running] == [200] * 3
+        while any(path.exists() for path in paths):
+            await asyncio.sleep(0.01)
+
+    with_models(talk, {"a": folder})
 
 
 def test_a_name_that_another_call_takes_meanwhile_is_not_given_twice(tiny_llama, monkeypatch):

@@ -18,10 +18,12 @@ import openai
 import pytest
 
 from penstock import __version__
+from penstock.checkpoint.added import Added
+from penstock.config.engine_config import EngineConfig
 from penstock.errors import ConfigError
 from penstock.native import library_path
 from penstock.server.config import CallLimitsConfig
-from penstock.server.serve import _allow_files
+from penstock.server.serve import _allow_files, _unserved
 from tests.server.running import RunningServer, running_server
 from tests.support import fetch
 from tests.support.needs import needs_native
@@ -463,3 +465,10 @@ def test_what_a_server_writes_is_for_its_user_alone_whatever_the_umask(tiny_llam
             assert mode == (0o700 if path.is_dir() else 0o600), f"{path} has mode {mode:o}"
     finally:
         server.stop()
+
+
+def test_an_added_model_that_is_now_the_one_of_the_options_is_no_reason_to_warn() -> None:
+    added = Added(("org/repo", "mario"))
+    (warning,) = _unserved(None, added, EngineConfig.from_options(model="org/repo"))
+    assert "to an earlier one: mario;" in warning
+    assert not _unserved(None, Added(("org/repo",)), EngineConfig.from_options(model="org/repo"))

@@ -9,7 +9,9 @@ commands, keep each other's changes.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
@@ -104,9 +106,10 @@ class AddedFile:
                 dict(names),
                 {name: AddedAdapter(str(one["model"]), str(one["path"])) for name, one in adapters.items()},
             )
-        except FileNotFoundError:
-            return Added()
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            # Nor is it in a folder that this user may not enter, as the home of another.
+            if isinstance(error, OSError) and not os.path.exists(self.path):
+                return Added()
             raise CheckpointError(
                 f"{self.path}, the list of added models, cannot be read ({type(error).__name__}: {error}): mend or "
                 "delete it"
@@ -123,7 +126,7 @@ class AddedFile:
                 old = self.read()
                 if (new := change(old)) != old:
                     draft = self.path.with_name(f"{self.path.name}.new")
-                    write_synced(draft, json.dumps(asdict(new), ensure_ascii=False, indent=2) + "\n")
+                    write_synced(draft, json.dumps(asdict(new), indent=2) + "\n")  # ASCII: a path may be no Unicode
                     replace_synced(draft, self.path)
         except OSError as error:
             raise CheckpointError(f"the list of added models cannot be written to {self.path}: {error}") from error
@@ -142,14 +145,14 @@ def file_of_address(port: int, uds: str | None = None) -> AddedFile | None:
 
 def added_files() -> list[AddedFile]:
     """The files of all addresses."""
-    return [AddedFile(path) for path in sorted(_folder().glob("*.json"))]
+    return [AddedFile(path) for path in sorted(_folder().glob("*.json"))] if os.path.isdir(_folder()) else []
 
 
 def forget(names: Iterable[str]) -> None:
     """Remove models that were deleted, by their names without that of the hub, from the files of all addresses."""
     deleted = {f"{hub}{name}" for name in names for hub in _HUBS}
-    for file in added_files():
-        for name in deleted.intersection(file.read().models):
+    for file, added in _readable_files():
+        for name in deleted.intersection(added.models):
             file.change(partial(Added.without_model, name=name))
 
 
@@ -157,13 +160,22 @@ def forget_name(name: str) -> bool:
     """Remove a name or adapter that was added from the files of all addresses, with the uploaded files of the adapter.
     Returns whether there was one.
     """
-    found = [(file, added) for file in added_files() if name in {**(added := file.read()).names, **added.adapters}]
+    found = [(file, added) for file, added in _readable_files() if name in {**added.names, **added.adapters}]
     for file, added in found:
         file.change(partial(Added.without_name, name=name))
         adapter = added.adapters.get(name)
         if adapter is not None and adapter.path not in (one.path for one in file.read().adapters.values()):
             remove_adapter(Path(adapter.path))
     return bool(found)
+
+
+def _readable_files() -> list[tuple[AddedFile, Added]]:
+    """The files of all addresses, but damaged ones, of which the start of their server tells."""
+    files = []
+    for file in added_files():
+        with suppress(CheckpointError):
+            files.append((file, file.read()))
+    return files
 
 
 def _folder() -> Path:

@@ -27,7 +27,7 @@ def read_aliases() -> dict[str, str]:
     """
     file = aliases_file()
     try:
-        if not file.is_file():
+        if not os.path.isfile(file):  # nor in a home that this user may not enter
             return {}
         with file.open("rb") as opened:
             read = json.loads(opened.read(_MAX_BYTES))

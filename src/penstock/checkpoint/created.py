@@ -119,9 +119,9 @@ def blob_path(digest: str) -> Path:
 def find_created(name: str) -> Path | None:
     """The folder of a created model; None if there is none of this name."""
     folders = [_folder(alias) for alias in (name, name.removesuffix(LATEST)) if _NAME.fullmatch(alias)]
-    found = next(filter(Path.is_dir, folders), None)
+    found = next(filter(os.path.isdir, folders), None)
     if found is None and folders and _recovered():
-        found = next(filter(Path.is_dir, folders), None)
+        found = next(filter(os.path.isdir, folders), None)
     return found
 
 
@@ -144,7 +144,10 @@ def _recover() -> None:
 
 
 def _unfinished() -> list[Path]:
-    return [folder for kind in (_OLD, _DELETED) for folder in _created().glob(f"{kind}*")]
+    root = _created()
+    if not os.path.isdir(root):  # nor may it be looked for: pathlib raises in the home of another user
+        return []
+    return [folder for kind in (_OLD, _DELETED) for folder in root.glob(f"{kind}*")]
 
 
 def created_models() -> list[CreatedModel]:
@@ -387,7 +390,7 @@ def _blobs_of(folder: Path) -> set[Path]:
 def _folders() -> list[Path]:
     root = _created()
     _recovered()
-    found = root.iterdir() if root.is_dir() else ()
+    found = root.iterdir() if os.path.isdir(root) else ()
     return sorted(folder for folder in found if not folder.name.startswith(".") and folder.is_dir())
 
 

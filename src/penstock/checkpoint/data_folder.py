@@ -40,7 +40,7 @@ def write_synced(file: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with open(file, "w") as opened:
+    with open(file, "w", encoding="utf-8") as opened:
         opened.write(text)
         opened.flush()
         os.fsync(opened.fileno())

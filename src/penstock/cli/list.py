@@ -2,15 +2,17 @@
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import asdict
 
-from penstock.checkpoint.added import added_files
+from penstock.checkpoint.added import Added, AddedFile, added_files
 from penstock.checkpoint.aliases import read_aliases
 from penstock.checkpoint.created import created_models
 from penstock.checkpoint.hub_cache import cached_models
 from penstock.cli.parser import Parser
 from penstock.config.byte_counts import in_words
+from penstock.errors import CheckpointError
 
 
 def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -27,7 +29,7 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def run(args: argparse.Namespace) -> int:
     models, created, aliases = cached_models(), created_models(), read_aliases()
-    servers = {file.path.stem: file.read() for file in added_files()}
+    servers = _servers()
     if args.json:
         listed = [
             {"model": model.name, "path": str(model.path), "bytes": model.num_bytes, "commit": model.commit}
@@ -62,3 +64,17 @@ def run(args: argparse.Namespace) -> int:
         for name, model in [*((name, "added") for name in added.models), *sorted(kept.items())]:
             print(f"{name}: {model}, in the server of {server}")
     return 0
+
+
+def _servers() -> dict[str, Added]:
+    """What clients added to servers; damaged files are named on standard error, and do not hide the rest."""
+    read = {file.path.stem: _read(file) for file in added_files()}
+    return {server: added for server, added in read.items() if added is not None}
+
+
+def _read(file: AddedFile) -> Added | None:
+    try:
+        return file.read()
+    except CheckpointError as error:
+        print(error, file=sys.stderr)
+        return None

@@ -5,7 +5,7 @@ import argparse
 from penstock.checkpoint.added import forget, forget_name
 from penstock.checkpoint.aliases import remove_alias
 from penstock.checkpoint.created import LATEST, remove_created
-from penstock.checkpoint.hub_cache import find_cached, remove_cached
+from penstock.checkpoint.hub_cache import cached_models, find_cached, remove_cached
 from penstock.cli.parser import Parser
 from penstock.config.byte_counts import in_words
 from penstock.errors import CheckpointError
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if cached is None:
         raise CheckpointError(f"no model {args.model} is in the hub's cache; penstock list prints those that are")
     remove_cached(cached)
-    forget([args.model, cached.name])
+    if args.revision is None or all(other.name != cached.name for other in cached_models()):
+        forget([args.model, cached.name])
     print(f"{cached.name}: deleted {in_words(cached.num_bytes)}")
     return 0

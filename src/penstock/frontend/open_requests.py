@@ -153,6 +153,11 @@ class OpenRequests:
                 )
         return AdapterUse(sorted(running), sorted(waiting))
 
+    def uses_adapter(self, path: str) -> bool:
+        """Whether a request uses an adapter of these files."""
+        adapters = (open_request.request.adapter for open_request in self._open.values())
+        return any(adapter is not None and adapter.path == path for adapter in adapters)
+
     def is_quarantined(self, request: Request) -> bool:
         """Whether an equal request was convicted of crashing engines."""
         return bool(self._quarantine) and _signature(request) in self._quarantine

@@ -13,6 +13,7 @@ from penstock.checkpoint.created import LATEST
 from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.fleet.model_broker import ModelStatus
+from penstock.frontend.client import AsyncEngine
 from penstock.frontend.limits import Caller
 from penstock.frontend.model_names import ModelNames
 from penstock.server.call_context import ContextOf
@@ -27,6 +28,9 @@ class NamedModel(Protocol):
     """A model, loaded or not, whose names and adapters change."""
 
     names: ModelNames
+
+    @property
+    def engine(self) -> AsyncEngine | None: ...
 
     @property
     def adapters(self) -> Sequence[Adapter]: ...

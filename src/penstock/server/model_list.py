@@ -32,8 +32,15 @@ class ListedModel:
     name: str
     config: EngineConfig
     other_names: tuple[str, ...] = ()
+    is_added: bool = False
+    """Whether it was added to an earlier server."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Paths of adapters that were added to it, by name."""
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Its names and those of the added adapters."""
+        return (self.name, *self.other_names, *self.adapters)
 
 
 def serves_several(engine_config: EngineConfig, config: ServerConfig) -> bool:
@@ -99,7 +106,7 @@ def with_added(
             warnings.append(f"the model {name}, which was added to an earlier server, is not served: {reason}")
         else:
             own = _other_config(engine_config, path)
-            found.append(ListedModel(name, replace(own, model=replace(own.model, revision=None))))
+            found.append(ListedModel(name, replace(own, model=replace(own.model, revision=None)), is_added=True))
     if not found:
         raise ConfigError(
             f"models_dir {config.models_dir} has no models: neither folders with config.json nor .gguf files"

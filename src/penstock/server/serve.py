@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import __version__
-from penstock.checkpoint.added import Added
+from penstock.checkpoint.added import Added, AddedFile
 from penstock.checkpoint.checkpoint import describe, open_model
 from penstock.config.engine_config import EngineConfig
 from penstock.dataclass import dataclass
@@ -199,15 +199,18 @@ def _run(
         from penstock.server.logs import logging_to
 
     keys = load_keys(config.api_key, config.api_keys, private_cache=config.private_cache)
-    warnings = [*_access_warnings(engine_config, config, listener, keys), *_unserved(models, added)]
+    warnings = [*_access_warnings(engine_config, config, listener, keys), *_unserved(models, added, engine_config)]
+    file = added_file(config)
 
     def make_server(engine: "AsyncEngine | ServedModels") -> HttpServer:
         first, served = (engine, None) if isinstance(engine, AsyncEngine) else (engine.main, engine)
-        app = create_app(first, config, keys, tracer, served, AddedModels(added_file(config)))
+        app = create_app(first, config, keys, tracer, served, AddedModels(file))
         if served is None:
             _add_names(app.state.serving, added)
         names = app.state.serving.names.all[:1] if served is None else served.models
         announce = functools.partial(_announce, first, ",".join(names), listener, config, warnings)
+        if file is not None:
+            _tell_restored(file, models, app.state.serving, added)
         return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
 
     with (
@@ -256,17 +259,31 @@ def _add_names(serving: "Serving", added: Added) -> None:
             serving.names.add(name)
 
 
-def _unserved(models: _Planned | None, added: Added) -> Sequence[str]:
+def _unserved(models: _Planned | None, added: Added, engine_config: EngineConfig) -> Sequence[str]:
     """Warnings about models that were added, and are not served."""
     if models is not None:
         return models.warnings
-    if not added.models:
+    names = ", ".join(name for name in added.models if name != engine_config.model.model)
+    if not names:
         return []
-    names = ", ".join(added.models)
     return [
         f"this server serves one model alone, and not those that were added to an earlier one: {names}; with "
         "--keep-alive or --models-dir it has them again"
     ]
+
+
+def _tell_restored(file: AddedFile, models: _Planned | None, serving: "Serving", added: Added) -> None:
+    """Log the models, names and adapters that this server has since clients added them to an earlier one."""
+    restored = [] if models is None else [model.name for model in models.models if model.is_added]
+    each: Sequence[Serving | ListedModel] = [serving] if models is None else models.models
+    others = (name for model in each for name in model.all_names)
+    restored += [name for name in others if name in added.names or name in added.adapters]
+    if restored:
+        logger.info(
+            "clients added to an earlier server, and are served again: %s (%s; --added-models none leaves them out)",
+            ", ".join(restored),
+            file.path,
+        )
 
 
 async def _start_models(

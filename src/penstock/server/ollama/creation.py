@@ -26,11 +26,12 @@ from penstock.checkpoint.created import (
     find_created,
     name_adapter,
     name_created,
+    remove_adapter,
     write_adapter,
     write_created,
 )
 from penstock.checkpoint.local import find_local
-from penstock.errors import ConfigError, InvalidRequestError, ModelNotFoundError
+from penstock.errors import ConfigError, InvalidRequestError, ModelNotFoundError, PenstockError
 from penstock.server.admin import check_operator
 from penstock.server.body import check_text
 from penstock.server.body_route import BodyRoute
@@ -146,11 +147,15 @@ async def _add_adapter(body: CreateBody, name: str, request: Request, context: C
 
     try:
         adapter = await asyncio.to_thread(store)
+    except ConfigError as error:
+        raise InvalidRequestError(f"adapters: {error}", "adapters") from error
+    try:
         check_current(request, serving)
         check_untaken(request, name, "model")
         call.engine.adapters.add(adapter)
-    except ConfigError as error:
-        raise InvalidRequestError(f"adapters: {error}", "adapters") from error
+    except PenstockError:
+        await asyncio.to_thread(remove_adapter, Path(adapter.path))
+        raise
     added = AddedAdapter(serving.names.own, adapter.path)
     await added_of(request).record(partial(Added.with_adapter, name=name, adapter=added))
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.checkpoint.added import Added, AddedAdapter, forget
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.checkpoint.created import LATEST, copy_created, find_created, recipe_of, remove_adapter, remove_created
+from penstock.checkpoint.created import LATEST, copy_created, find_created, recipe_of, remove_created
 from penstock.checkpoint.summary import ModelSummary, summary_of
 from penstock.errors import CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
 from penstock.frontend.model_names import MAX_NAMES, ModelNames
@@ -161,7 +161,7 @@ async def show(body: ShowBody, context: ContextOf, listed: ListedOf) -> ShownMod
         return await _shown(asked, Call(context, model.serving), model.serving)
     if model is not None:
         path = model.path
-    elif asked is not None and (folder := find_created(asked)) is not None:
+    elif asked is not None and (folder := await asyncio.to_thread(find_created, asked)) is not None:
         path = str(folder)
     name = asked or (model.name if model is not None else "")
     if path is None:
@@ -229,7 +229,7 @@ async def copy(body: CopyBody, request: Request, context: ContextOf) -> Response
         if model is not None:
             await check_free(request, listed, name, "destination", but=(model.names,))
             await add_name(request, body.source, name, "destination")
-        elif (folder := find_created(body.source)) is not None:
+        elif (folder := await asyncio.to_thread(find_created, body.source)) is not None:
             await check_free(request, listed, name, "destination")
             await asyncio.to_thread(_copy_created, folder, name)
         else:
@@ -255,7 +255,7 @@ async def check_free(
         InvalidRequestError: a model or an adapter is served by this name, or its files are those of a served model.
     """
     check_untaken(request, name, field, but=but)
-    if (folder := find_created(name)) is not None:
+    if (folder := await asyncio.to_thread(find_created, name)) is not None:
         others = [one for one in listed if one.model.names not in but]
         await asyncio.to_thread(check_unused, others, folder, field)
 
@@ -316,7 +316,8 @@ async def delete(body: NameBody, request: Request, context: ContextOf) -> Respon
 
 
 async def _delete(name: str, request: Request, listed: Sequence[Listed]) -> None:
-    model, folder = find_listed(listed, name), find_created(name)
+    folder = await asyncio.to_thread(find_created, name)  # which may wait for another process
+    model = find_listed(listed, name)
     if model is not None:
         name = name if model.has_name(name) else name.removesuffix(LATEST)
         if await _remove_part(request, model, name):
@@ -340,10 +341,8 @@ async def _remove_part(request: Request, model: Listed, name: str) -> bool:
     if removed is None and not model.model.names.remove(name):
         return False
     await added_of(request).record(partial(Added.without_name, name=name))
-    if removed is not None and all(
-        other.path != removed.path for other in model.model.adapters
-    ):  # a copy has these files
-        await asyncio.to_thread(remove_adapter, Path(removed.path))
+    if removed is not None and all(other.path != removed.path for other in model.model.adapters):
+        await added_of(request).delete_files(removed.path, model.model.engine)  # else a copy has them
     return True
 
 
@@ -359,7 +358,7 @@ async def _stop_serving(request: Request, model: Listed) -> None:
     models.served.remove_model(model.name)
     await added_of(request).record(partial(Added.without_model, name=model.name))
     for path in adapters:
-        await asyncio.to_thread(remove_adapter, Path(path))
+        await added_of(request).delete_files(path, model.model.engine)
 
 
 def given_name(body: NameBody) -> str:

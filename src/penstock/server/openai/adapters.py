@@ -55,10 +55,13 @@ async def load_adapter(
         adapter = await asyncio.to_thread(adapters.read, name, body.lora_path)
         check_current(request, serving)
         check_untaken(request, name, "lora_name", but=(serving.names,))
+        old = adapters.find(name)
         adapters.add(adapter, in_place=body.load_inplace)
     except AdapterError as error:
         raise InvalidRequestError(str(error)) from error
     await added_of(request).record(partial(Added.without_name, name=name))  # it ends with the server, as in vLLM
+    if old is not None and all(other.path != old.path for other in adapters):
+        await added_of(request).delete_files(old.path, serving.engine)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -66,9 +69,12 @@ async def load_adapter(
 async def unload_adapter(
     body: UnloadAdapterBody, request: Request, context: ContextOf, call: CallOf
 ) -> PlainTextResponse:
-    """Unregister an adapter; requests that use it continue with it."""
+    """Unregister an adapter, of whose files only uploaded ones are deleted; requests that use it continue with it."""
     check_operator(request, context)
-    if call.engine.adapters.remove(body.lora_name) is None:
+    adapters = call.engine.adapters
+    if (removed := adapters.remove(body.lora_name)) is None:
         raise ModelNotFoundError(f"there is no adapter {body.lora_name!r} here", "lora_name")
     await added_of(request).record(partial(Added.without_name, name=body.lora_name))
+    if all(other.path != removed.path for other in adapters):
+        await added_of(request).delete_files(removed.path, call.engine)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
