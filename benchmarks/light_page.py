@@ -12,12 +12,15 @@ LIGHT = """\
 Each row with the command that measures it, on {machine}. Where a bar has a comma, a figure is for 1 stream, a prompt of
 1,024 tokens and 8 streams, as a multiple of llama.cpp's."""
 
-LIGHT_NOTES = """\
-- **Install**: `pip install -c constraints.txt .` in a fresh clone, most of it compiling for this processor
+INSTALL_NOTE = """\
+- **Install**: `pip install -c constraints.txt .` in a fresh clone, most of it to compile for this processor
   ([native-kernels.md](native-kernels.md#build-at-install-time)); a [wheel](native-kernels.md#wheels) compiles nothing.
-  The download is that of the packages that stay; what compiles is downloaded where it is missing, and goes afterwards.
+  The download is that of the packages that stay. CMake, Ninja and scikit-build-core are needed during the install only,
+  and CMake and Ninja are downloaded only where the system has none."""
+
+LIGHT_NOTES = """\
 - **SmolLM2**: Q4_1, 135 M parameters, with cached weights.
-- **AVX2**: llama.cpp is compiled for AVX2, F16C and FMA alone. AVX-VNNI was timed on no machine yet."""
+- **AVX2**: llama.cpp is compiled for AVX2, BMI2, F16C and FMA alone. AVX-VNNI was timed on no machine yet."""
 
 SETS = """\
 ### Instruction sets
@@ -39,6 +42,12 @@ def light_table(machine: str) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for row in (*_started(machine), *_installed(machine), *_beside_llamacpp(machine), *_of_sets(machine)):
         yield f"| {' | '.join(row)} |"
+
+
+def light_notes(machine: str) -> Iterator[str]:
+    if read(machine, "install"):
+        yield INSTALL_NOTE
+    yield LIGHT_NOTES
 
 
 def _started(machine: str) -> Iterator[Row]:

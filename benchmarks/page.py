@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.light_page import LIGHT, LIGHT_NOTES, SETS, light_table, sets_table
+from benchmarks.light_page import LIGHT, SETS, light_notes, light_table, sets_table
 from benchmarks.report import RESULTS
 from benchmarks.speed import roofline
 from benchmarks.speed.scenarios import Scenario
@@ -171,7 +171,7 @@ def machines() -> list[str]:
 def page() -> str:
     """The whole page."""
     lines = [INTRO, "", *summary_table(), "", PLOT, ""]
-    lines += [LIGHT.format(machine=NEWEST), "", *light_table(NEWEST), "", LIGHT_NOTES]
+    lines += [LIGHT.format(machine=NEWEST), "", *light_table(NEWEST), "", *light_notes(NEWEST)]
     if read(NEWEST, "instruction_sets"):
         lines += ["", SETS, "", *sets_table(NEWEST)]
     lines += ["", COMPARED]

@@ -192,7 +192,7 @@ class Disentangled {
             for (int64_t i = length; i < end; i++) row[i] = -kInfinity;
             f32x16 most = set_f32(-kInfinity), total = zero_f32();
             for (int64_t i = 0; i < end; i += kLanes) most = max(load_f32(row + i), most);
-            // The largest is subtracted before scores are scaled: so its own weight is 1 however large it is.
+            // The largest is subtracted before scaling, so that its own weight is exactly 1, however large it is.
             const f32x16 scale = set_f32(of_.args_.scale * kLog2E), largest = set_f32(max_lane(most));
             for (int64_t i = 0; i < end; i += kLanes) {
                 const f32x16 weight = exp2(mul(sub(load_f32(row + i), largest), scale));

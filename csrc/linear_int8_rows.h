@@ -29,7 +29,7 @@ struct QuantizedRows {
 
     int8_t* block(int64_t row, int64_t at) const { return x + (at * count + row) * IntegerLayout::kColumns; }
 
-    // Quantize a token's row. Compiled once, not per kind of weights, which would take ten seconds.
+    // Quantize a token's row. Compiled once: copies for all kinds of weights would take ten seconds.
     void quantize(const Row& row, int64_t token, const Quantization& of) const;
 };
 

@@ -14,26 +14,26 @@ namespace PENSTOCK_ISA {
 namespace {
 
 #if defined(PENSTOCK_SIGNS_BYTES)
-// A vector of signed bytes as unsigned ones, and what gives their products the signs.
+// The magnitudes of a vector of signed bytes, as unsigned bytes, and what gives their products the signs.
 struct SizeAndSign {
     i32x16 size, sign;
 };
-// Unpacked bytes: `sign` has all bits of the negative ones set. x ^ sign is -x - 1 there, so that the sums lack the sizes
-// of the negative bytes.
+// Unpacked bytes: all bits of `sign` are set where a byte is negative. There x ^ sign is -x - 1, so a product is too small
+// by the magnitude, which `add_blocks` adds to the sums (`lacking`).
 struct OpenedBytes : SizeAndSign {
     static i32x16 apply(i32x16 x, i32x16 sign) { return bit_xor(x, sign); }
 };
-// Packed bytes, which are their own signs. The instruction takes a port of the products.
+// Packed bytes, which are their own signs. Unlike the exclusive or, the instruction occupies a port that multiplies.
 struct PackedBytes : SizeAndSign {
     static i32x16 apply(i32x16 x, i32x16 sign) { return sign_i8(x, sign); }
 };
-inline __attribute__((always_inline)) SizeAndSign signed_bytes(i32x16 bytes) {  // that are kOpenedCentre too large
+inline __attribute__((always_inline)) SizeAndSign signed_bytes(i32x16 bytes) {  // stored with kOpenedCentre added
     const i32x16 value = less_128_i8(bytes);
     return {abs_i8(value), value};
 }
 
-// Add the products of a step of R rows of x with Wide vectors of bytes. A pair's is within an int16: no element of x is
-// -128.
+// Add the products of a step of R rows of x with Wide vectors of bytes. The sum of a pair fits an int16: magnitudes are at
+// most 128, and as no element of x is -128, factors are from -128 to 127, those of negative bytes to 126.
 template <int R, int Wide, class Bytes>
 inline __attribute__((always_inline)) void multiply_signed(i32x16 (&sum)[R][Wide], const Bytes (&bytes)[Wide],
                                                            const uint8_t* x) {
@@ -105,7 +105,7 @@ struct Int8Rows : QuantizedRows {
     // Add the products of R rows and Wide vectors of the blocks to `totals`, which stay in registers, like the integer
     // sums of the current group. A block's scales have `Vectors` vectors. Halves: groups have 16 columns.
     // `bytes(lines, offsets, group, step, v)` returns a vector's bytes of a step; `offsets` are the group's. `lacking(lines,
-    // part)` returns what the products of a group, or half of one, lack.
+    // part)` returns what must be added to the products of a group, or half of one.
     template <int Most, bool Halves, int R, int Wide, int Vectors, class Bytes, class Lacking>
     inline __attribute__((always_inline)) void add_blocks(const Blocks& blocks, const Bytes& bytes,
                                                           const Lacking& lacking, int64_t token, Fetch& fetched,
@@ -201,8 +201,8 @@ struct Integers : InBlocks {
     static constexpr int kPackedGroups = Bits == 8 ? (kSigned ? 2 : 3) : Halves ? 1 : 2;
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
     // Unpacked blocks are [vectors][blocks] of [16 steps][64 bytes], then the scales and the offsets as floats,
-    // [groups][16] each. Signed: the bytes' sizes, their signs in as many lines, and the sums of the sizes of negative
-    // bytes, [groups][16].
+    // [groups][16] each. Signed: the bytes' magnitudes, their signs in as many lines, and the sums of the magnitudes of
+    // negative bytes, [groups][16].
     static constexpr int kOpenedBytes = kSteps * 64, kOpenedScales = kGroups * 64,
                          kOpenedLines = kSigned ? 2 * kOpenedBytes + kOpenedScales : kOpenedBytes,
                          kOpenedBlock = kOpenedLines + 2 * kOpenedScales,
@@ -524,8 +524,8 @@ struct Integers : InBlocks {
     bool takes_fractions() const { return kDotsBytes && layout.offset == kFraction; }
 
     // A block's scales and offsets, [kGroups][64 rows]. Taken: offsets are what is added to bytes to subtract their zero
-    // points; otherwise zero points are relative to kOpenedCentre, which `QuantizedRows::first` subtracts. Not inlined: two
-    // thirds of the code of `accumulate` would be copies of this.
+    // points; otherwise zero points are relative to kOpenedCentre, which `QuantizedRows::first` subtracts. Not inlined: copies
+    // of this would be two thirds of the code of `accumulate`.
     __attribute__((noinline)) void read(const uint8_t* data, int64_t at, bool taken, float* scales,
                                         float* offsets) const {
         if (taken) return layout.read_units<kGroups>(data, at, scales, offsets);
@@ -561,11 +561,11 @@ struct Integers : InBlocks {
     }
 
 #if defined(PENSTOCK_SIGNS_BYTES)
-    // Unpack a vector's bytes to sizes, signs, and the sums of the sizes of the negative ones.
+    // Unpack a vector's bytes to magnitudes, signs, and the sums of the magnitudes of the negative ones.
     static void open_signed(const uint8_t* packed, uint8_t* lines) {
         constexpr int steps = kSteps / kGroups;
         unrolled<kGroups>([&](auto part) __attribute__((always_inline)) {
-            i32x16 negative = zero_i32();  // less the sizes, in int16
+            i32x16 negative = zero_i32();  // minus the magnitudes, in int16: at most 2 * 128 a step
             unrolled<steps>([&](auto index) __attribute__((always_inline)) {
                 constexpr int at = part * steps + index;
                 const auto [size, sign] = signed_bytes(Values<8>::template step<at % 8>(packed, at / 8, zero_i32()));

@@ -144,7 +144,7 @@ inline void with_number(int64_t n, const Body& body) {
     }
 }
 
-// Calls body(at, whole<n>) for `count` ranks or vectors: n at a time from `at` on, kTogether or, of the last few, one.
+// Calls body(at, whole<n>) for `count` ranks or vectors, n from `at` on: kTogether at a time, then the rest one by one.
 template <class Body>
 inline void in_groups(int64_t count, const Body& body) {
     int64_t at = 0;

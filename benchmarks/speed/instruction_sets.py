@@ -57,6 +57,7 @@ def main() -> int:
     library = native.library()
     assert library is not None
     native.set_num_threads(1)
+    torch.set_num_threads(1)
     sets = [name for name in native.INSTRUCTION_SETS if library.choose(name)]
     results: dict[str, dict[str, float]] = {}
     for kind, (format, dtype) in KINDS.items():

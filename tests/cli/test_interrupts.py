@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from penstock import LLM
 from penstock.cli import main
 from penstock.frontend.input_processor import ImagePrompt
-from tests.support.checkpoints import write_tiny_llama
+from tests.support.checkpoints import SPECIAL_TOKENS, write_tiny_llama
 from tests.support.terminal import Terminal
 
 COMMAND = [sys.executable, "-m", "penstock.cli"]
@@ -26,7 +27,9 @@ COMMAND = [sys.executable, "-m", "penstock.cli"]
 def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Flags of a model that writes thousands of tokens."""
     folder = write_tiny_llama(tmp_path_factory.mktemp("endless"), max_position_embeddings=32_768)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": []}))
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"][: len(SPECIAL_TOKENS)] = 0  # their logits are never the greatest: a turn has no end
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return ["--model", str(folder), "--threads", "1", "--kv-cache-memory", "64MiB", "--temperature", "0"]
 
 

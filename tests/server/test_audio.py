@@ -417,7 +417,9 @@ def test_a_client_that_leaves_while_its_window_comes_from_the_journal_has_no_oth
         open=open_stream,
         accept_request=accept,
     )
-    call = Call(CallContext(receive=receive), SimpleNamespace(engine=engine, model_names=("model",), created=0))
+    call = Call(
+        CallContext(receive=receive), SimpleNamespace(engine=engine, names=SimpleNamespace(all=("model",)), created=0)
+    )
     with pytest.raises(ClientGoneError):
         asyncio.run(windows._ask(call, ASKED, Series(), watched=True))
     assert not opened

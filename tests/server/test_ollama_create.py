@@ -105,7 +105,7 @@ def test_a_created_model_is_listed_shown_served_and_deleted(client, file, pensto
 
 
 def test_an_adapter_is_served_by_its_name_until_it_is_deleted(client, tiny_llama, tmp_path):
-    folder = write_adapter(tmp_path / "adapter", tiny_llama)
+    folder = write_adapter(tmp_path / "adapter", tiny_llama, seed=41)  # no other test uploads its files
     digests = {name: client.create_blob(folder / name) for name in PEFT}
     client.create("tuned", from_="tiny", adapters=digests)
     plain, tuned = (client.chat(name, HELLO, options=SHORT | {"temperature": 0}) for name in ("tiny", "tuned"))

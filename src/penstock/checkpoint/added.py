@@ -1,4 +1,4 @@
-"""What a running server was given, so that the next one at its address has it again: models, names and adapters.
+"""Models, names and adapters that clients added to a running server, for the next one at its address.
 
     ~/.local/share/penstock/models/servers/port-11434.json      below $XDG_DATA_HOME
     {"models": ["org/repo"], "names": {"chat": "org/repo"}, "adapters": {"sql": {"model": "org/repo", "path": ...}}}

@@ -338,7 +338,7 @@ def _num_blocks(
     kv_cache, limit = _kv_cache_bytes(wanted, demand)
     num_blocks = _most_blocks(models, limits, kv_cache)
     most = limits.max_num_seqs * -(-limits.max_model_len // limits.block_size)
-    # More could only keep more prefixes, and the machine has other users.
+    # More blocks could only cache more prefixes, and other processes need memory, too.
     if wanted == "auto" and num_blocks > most:
         num_blocks = most
         limit = f"all that --max-num-seqs {limits.max_num_seqs} of --max-model-len {limits.max_model_len} can use"

@@ -148,7 +148,7 @@ class BeamSearch:
     def _conclude(self, continuation: _Continuation) -> None:
         score, beam, token, logprob = continuation
         reason = FinishReason.STOP if token in self._stop_ids else FinishReason.LENGTH
-        # By the length with the stop token, as `transformers` divides.
+        # The length includes the stop token, as in `transformers`.
         score /= self._length**self._beams.length_penalty
         self._hypotheses.append(_Hypothesis(score, self._extend(beam, token, logprob), reason))
 

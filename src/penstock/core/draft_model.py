@@ -87,7 +87,7 @@ class DraftModel:
         # The last token is computed in any case: its logits are what the next draft is sampled from.
         copy.num_computed = min(copy.num_computed, same, len(copy.tokens) - 1)
         shadow.known = len(copy.tokens)
-        # Tokens within committed blocks have changed, and the tree has those: the shadow begins again, with its hits.
+        # Committed blocks are in the tree and cannot change: the shadow begins again, with its hits in the cache.
         if copy.num_computed < max(1, copy.num_committed * self._kv.block_size):
             self._kv.release(copy)
         self._kv.shrink(copy)

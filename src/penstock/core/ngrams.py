@@ -67,5 +67,5 @@ def _after_last_run(tokens: "array[int]") -> int:
         # Bytes match at any offset; only one at a token's border is a match of tokens.
         if at % _WIDTH == 0:
             return at // _WIDTH + SIZE
-        end = at + len(run) - 1  # the matched bytes lie across four tokens
+        end = at + len(run) - 1  # a match between the borders of tokens: search before it
     return 0

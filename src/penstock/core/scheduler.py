@@ -466,7 +466,7 @@ class Scheduler:
         step = self._step
         assert step is not None, "no step is under way"
         self._step = None
-        # With their sequences outside of the step: a request fails as a whole.
+        # Also their sequences that are not in the step: a request fails as a whole.
         for request in {seq.request.request_id for seq in step.requests}:
             self.finish_request(request, None, FinishReason.ERROR, error)
         for part in step.encode:  # how far they came is unknown

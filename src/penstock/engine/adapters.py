@@ -82,7 +82,7 @@ class AdapterRoom:
         """A future that completes when the adapter can be used; None: it can now. Fails with `AdapterError`."""
         self._forget_failed()
         resident = self._residents.get(adapter.digest)
-        # One that leaves waits like any other: else requests for it would keep it for ever.
+        # One that is to leave is not given to new requests, which might keep it in memory for ever.
         if resident is not None and not resident.leaves:
             self._residents.move_to_end(adapter.digest)
             return None if resident.loading.done() else resident.loading
@@ -139,7 +139,7 @@ class AdapterRoom:
         by_need = sorted(self._residents.values(), key=lambda resident: resident.adapter.digest in used)
         staying = [resident for resident in by_need if not resident.leaves]
         while staying and not self._fits(adapter, staying):
-            # Marked first, freed once no request uses it: then the room for the adapter that waits grows in any case.
+            # Freed once no request uses it, and new ones may not: so the adapter that waits will get its room.
             staying.pop(0).leaves = True
         for resident in by_need:
             if resident.leaves and resident.loading.done() and resident.adapter.digest not in used:

@@ -192,7 +192,7 @@ class EngineCore:
         Args:
             source: location of KV blocks of its text that another engine has computed.
         """
-        # A request that the journal resumes was accepted by an engine with more memory.
+        # A request from the journal may have been accepted by an engine with more memory.
         if request.images and (refusal := self._scheduler.refusal(request)) is not None:
             self._scheduler.refuse(request, refusal)
             return

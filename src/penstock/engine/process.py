@@ -162,7 +162,7 @@ def run_engine(launch: Launch) -> int:
         ):
             core = _load(launch.core)(launch.config, start)
         gc.freeze()  # collections of the loop need not scan what was imported and loaded
-        # Replaces the alarm of `_die_soon_after_parent`: with both ends open there is no folder to remove.
+        # Without the second of `_die_soon_after_parent`: both ends have opened the sockets, whose folder is gone.
         die_with_parent()
         _send(outputs, Ready(core.info))
         try:

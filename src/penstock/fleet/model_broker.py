@@ -166,7 +166,7 @@ class ModelBroker:
                 victim.is_leaving = True
         for name, model in self.models.items():
             if model.state == "loaded" and not model.is_leaving:
-                # A model that was to leave may stay after all, as the use for which it would have left is withdrawn.
+                # It may have waiting uses: of a model that was to leave and now stays.
                 model.num_uses, model.num_waiting = model.num_uses + model.num_waiting, 0
                 if name in self._wanted:
                     self._wanted.remove(name)

@@ -59,7 +59,7 @@ class Detokenizer:
         self._shown = shown
         self._keeps_first_space = keeps_first_space
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        # Special tokens are left out of the text, so they say nothing of a space before the next token.
+        # The text has no special tokens, so they do not decide whether a space comes before the next token.
         visible = (token for token in reversed(prompt_token_ids) if tokenizer.is_shown(token))
         self._before = next(visible, None)  # the answer's first token is decoded after it
         self._has_bytes = False  # whether a character may be incomplete

@@ -135,7 +135,7 @@ class HeadMaps(Generic[A]):
         """`whole` [num_heads * (key_dim + value_dim), rank]"""
         heads = whole.reshape(-1, self._each, whole.shape[1])
         for keys, values, head in zip(self.keys, self.values, self._own, strict=True):
-            # Transposed: queries go to the latents, rather than latents to keys.
+            # Transposed, to map queries to latents rather than latents to keys.
             self._load_into(keys, heads[head, : self._key_dim].T)
             self._load_into(values, heads[head, self._key_dim :])
 

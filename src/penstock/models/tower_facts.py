@@ -133,7 +133,6 @@ def _audio_activations(tower: AudioTowerSpec | AudioEncoderSpec) -> ActivationSi
     if isinstance(tower, AudioEncoderSpec) and tower.spectrogram is not None:
         begin = _spectrogram_elements(tower, tower.spectrogram) // tower.num_positions + 1
     else:
-        # Per position of the first convolution's frames.
         begin = max(3 * convolution.in_size * hidden // convolution.out_size for convolution in tower.convolutions)
     return ActivationSizes(
         3 * hidden + 2 * begin + sum(part.native for part in activations),

@@ -44,7 +44,7 @@ class Program:
         else:
             memory = np.empty((self._capacity, *shape), dtype)
         recorded = Array(memory, self)
-        # By references: recording runs the model's own code, which says nowhere when a result is used last.
+        # Once nothing refers to it: the model's code, which is being recorded, does not say when it uses a result last.
         weakref.finalize(recorded, self._idle.append, memory)
         return recorded
 

@@ -157,7 +157,7 @@ def _after_text(grammar: Grammar, mark: Mark) -> Sequence[str]:
     if grammar.opening is None:
         return []
     opening = mark(grammar.opening)
-    # A special token is no text; of another mark, the first one in the text begins the call.
+    # TEXT cannot contain a special token. Another mark begins a call where it first occurs, hence `lazy`.
     return [f"opening: TEXT {opening}"] if opening.startswith("<") else [f"opening[lazy]: TEXT {opening}"]
 
 

@@ -396,7 +396,7 @@ class WeightFactory(Generic[A]):
         `take` gets [rows, columns] in floating point, dequantized if necessary.
         """
         full = f"{self._above}{name}"
-        # On loading nothing is quantized here: what `take` makes of the matrix is.
+        # Where weights are quantized on load, that is done to what `take` makes of the matrix.
         format = FLOAT if self._method.quantizes_on_load else self._method.format_of(full)
         whole = GatheredMatrix(rows, columns, format, take)
         parameters: dict[str, Parameter] = {f"{full}.weight": FloatRows(whole, 0, rows)}
@@ -574,7 +574,7 @@ class WeightFactory(Generic[A]):
                 parameters.update(self._method.parameters(OwnRows(weight, first, rows), rows.name, 0, rows.num_rows))
             first += rows.kept
         self.parameters.update(parameters)
-        # Of all layers in it: the cache must not take one of another split for it.
+        # The names of all layers in it, so that the cache does not find a weight that joins others.
         own_name = "+".join(rows.name for rows in maps)
         self.made[own_name] = weight
         packed = self._lookup(own_name)

@@ -60,7 +60,7 @@ def fit_grid(weight: Tensor, importance: Tensor, bits: int, group: int, *, symme
     weights = importance.view(-1, group).clamp_min(1e-12)
     most = 2**bits - 1
     middle = 2.0 ** (bits - 1)
-    # Around 0 in any case, which then is one of the steps.
+    # The range includes 0, so that 0 is one of the steps.
     low, high = x.amin(-1).clamp_max(0), x.amax(-1).clamp_min(0)
     if symmetric:
         high = torch.maximum(high, -low)

@@ -202,7 +202,7 @@ class DeviceRunner(Generic[A]):
         """The step's logits; None if it only updates tables and copies blocks."""
         # Also in a step without tokens: the next one has only the differences to this.
         self._block_tables.update(forward.new_blocks)
-        # Before the step writes: the copies are of blocks that others go on to read.
+        # Before the step writes to one of the two blocks, which a fork has shared so far.
         if forward.block_copies:
             self._cache.copy(forward.block_copies)
             if self.hidden is not None:

@@ -288,7 +288,7 @@ class RankedRunner:
             self._group.broadcast(pickle.dumps(RankStep(plan.forward, plan.prompt_logprobs.rows, changes)))
             result = self._runner.execute(plan)
             if self._moves_blocks:
-                # All have stored their keys then: no collective operation followed the last layer's.
+                # A barrier: no collective operation may have followed the last layer, and its keys must be stored.
                 self._group.broadcast(b"")
             return result
         except BaseException as error:

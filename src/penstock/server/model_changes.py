@@ -1,6 +1,4 @@
-"""What routes that change the served models share: checks at the moment of the change, after all waiting, and its
-record.
-"""
+"""For routes that change the served models: checks at the moment of the change, after all waiting, and its record."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING

@@ -32,9 +32,9 @@ class TakenKind:
     tokens: MediaTokens
     reader: MediaReader
     option: str
-    """The option with the next."""
+    """Name of the option that sets `most`."""
     most: int
-    """Of one request."""
+    """Maximum in one request."""
 
 
 class Media:

@@ -140,7 +140,7 @@ class PackedWeight:
             "a bfloat16 matrix of %d x %d cannot be compressed to 12 bits per weight: using 16", self.rows, self.columns
         )
         assert self._row_scales is not None
-        # Of the rows packed so far, too: one weight has one layout.
+        # The rows packed so far are packed again: one weight has one layout.
         wide = WeightStruct(_BFLOAT16, self.gated, self.rows, self.columns, x_bytes=1)
         handle = ctypes.addressof(wide)
         data = self._allocator.zeros(self._weight_bytes(handle), for_weights=True)

@@ -62,7 +62,7 @@ def least_integer(value: Number, exclusive: bool, pointer: str) -> int:
     if least > MAX_INTEGER:
         raise SchemaError(pointer, f"the bound {show(abs(value))} is too large: integers have at most 63 bits")
     held = float(max(least, -MAX_INTEGER))
-    # To a double, which may be below the bound.
+    # The conversion to a double may have rounded down, below the bound.
     return int(held if held >= least else math.nextafter(held, math.inf))
 
 
@@ -74,7 +74,7 @@ def least_number(value: Number, pointer: str) -> tuple[int | float, bool]:
     """
     if value > MAX_BOUND:
         raise SchemaError(pointer, f"the bound {show(abs(value))} is too large: at most 10^17 is enforced")
-    # Below the smallest number that the library can hold, the search begins at that.
+    # For a bound closer to 0 than any number that the library can hold, the search begins at the closest of those.
     tiny = 0 < abs(Decimal(value)) < Decimal(1).scaleb(-_SAFE_PLACES)
     nearest = math.ceil(value) * 10.0**-_SAFE_PLACES if tiny else max(float(value), float(-MAX_BOUND))
     for held in _from(nearest, math.inf):
