@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock import SamplingParams
 from penstock.dataclass import dataclass as quick
 
 
@@ -111,3 +112,15 @@ def test_a_subclass_of_a_frozen_class_has_attributes_of_its_own() -> None:
     measured = Measured()
     measured.seconds = 2.0
     assert measured.seconds == 2.0
+
+
+def test_a_users_subclass_is_made_by_the_standard_library() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Labelled(SamplingParams):
+        """With a field of the user's."""
+
+        label: str = ""
+
+    assert replace(Labelled(temperature=0.5, label="a"), top_k=3) == Labelled(temperature=0.5, top_k=3, label="a")
+    with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
+        dataclasses.dataclass(type("Loose", (SamplingParams,), {}))

@@ -1,12 +1,13 @@
 """`dataclass` as in the standard library, but quick to create: 0.1 ms a class, not 0.6, and a start has 200 of them.
 
 The standard library compiles up to six methods for each class. Here all classes share five of them, and `__init__` is
-compiled when it is first needed. Not supported, as Penstock does not use them: `InitVar`, `order` and `unsafe_hash`. A
-subclass takes its decorator from here, too: the standard library's does not see that a class made here is frozen.
+compiled when it is first needed. Not supported, as Penstock does not use them: `InitVar`, `order` and `unsafe_hash`.
 """
 
 import dataclasses
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, FrozenInstanceError, fields
 from operator import attrgetter
 from reprlib import recursive_repr
@@ -19,7 +20,9 @@ def _dataclass(
     """See `dataclasses.dataclass`."""
 
     def make(cls: type) -> Any:
-        made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+        with _bases_not_frozen(cls):
+            made: Any = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots, kw_only=kw_only)(cls)
+            made.__dataclass_params__.frozen = frozen  # for a subclass that the standard library decorates
         methods: dict[str, Any] = {"__init__": _Init(made, frozen=frozen), "__repr__": _repr}
         if eq:
             methods |= _comparison(made, hashes=frozen)
@@ -39,6 +42,28 @@ if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
 else:
     dataclass = _dataclass
+
+
+_MAKING = threading.RLock()
+
+
+@contextmanager
+def _bases_not_frozen(cls: Any) -> Iterator[None]:
+    """Context in which no base counts as frozen: else the standard library refuses a subclass that it does not freeze
+    itself, and to freeze it compiles two methods.
+    """
+    with _MAKING:
+        params = [
+            vars(base)["__dataclass_params__"] for base in cls.__mro__[1:] if "__dataclass_params__" in vars(base)
+        ]
+        frozen = [one for one in params if one.frozen]
+        try:
+            for one in frozen:
+                one.frozen = False
+            yield
+        finally:
+            for one in frozen:
+                one.frozen = True
 
 
 class _Init:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from penstock.api.request import RequestOutput
 from penstock.api.sampling_params import SamplingParams
-from penstock.checkpoint.checkpoint import resolve_path
+from penstock.checkpoint.checkpoint import find_on_disk, resolve_path
 from penstock.config.engine_config import EngineConfig
 from penstock.config.signatures import advises_names, lists_options
 from penstock.engine import startup
@@ -554,6 +554,8 @@ class LLM:
 def _start(config: EngineConfig, chat_template: str | None) -> "tuple[Core, Future[Tokenizer | None]]":
     """Build the engine and load the tokenizer, which a thread loads beside the engine's modules and the weights."""
     model = config.model
+    if find_on_disk(model.model, model.revision) is None:
+        resolve_path(model.model, model.revision)  # a download takes long, while other threads make garbage
     with ThreadPoolExecutor(1, "tokenizer") as beside:
         tokenizer = beside.submit(lambda: Tokenizer.load(resolve_path(model.model, model.revision), chat_template))
         with startup.starting(config) as start:

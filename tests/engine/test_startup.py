@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock import LLM, llm
 from penstock.checkpoint.checkpoint import open_model
 from penstock.config.engine_config import EngineConfig
 from penstock.engine import build, startup
+from penstock.errors import CheckpointError
 from penstock.models.loading import packed_key
 
 
@@ -34,6 +36,20 @@ def test_garbage_is_collected_again_after_a_failure() -> None:
     with pytest.raises(ZeroDivisionError), startup.starting(EngineConfig()):
         raise ZeroDivisionError
     assert gc.isenabled()
+
+
+def test_garbage_is_collected_while_a_model_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    collecting = []
+
+    def download(*_: object) -> Path:
+        collecting.append(gc.isenabled())
+        raise CheckpointError("the hub is down")
+
+    monkeypatch.setattr(llm, "find_on_disk", lambda *_: None)
+    monkeypatch.setattr(llm, "resolve_path", download)
+    with pytest.raises(CheckpointError, match="the hub is down"):
+        LLM("nobody/has-this")
+    assert collecting == [True]
 
 
 @pytest.mark.parametrize("frozen", [False, True])

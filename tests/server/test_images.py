@@ -193,6 +193,14 @@ def test_tgi_takes_images_in_its_inputs(served):
     assert "truncate would cut" in served.post("/generate", inputs=inputs, parameters={"truncate": 5}).text
 
 
+def test_tokenizing_a_beginning_of_an_answer_that_spells_a_placeholder_is_refused(served):
+    spelled = {"role": "assistant", "content": "A <|image_pad|>"}
+    body = {"messages": [user(image(RED_URL), TEXT), spelled], "continue_final_message": True}
+    refused = served.post("/chat_tokenize", **body)
+    assert refused.status_code == 422  # as TGI says it
+    assert "has 2 placeholders '<|image_pad|>' for 1 images" in refused.text
+
+
 def test_ollamas_images_precede_their_text(served):
     with ollama.Client(served.url) as client:
         asked = {"role": "user", "content": "What?", "images": [square(RED), square(BLUE, 32)]}

@@ -5,7 +5,7 @@ rendered text ──with_placeholders──> text with one placeholder each ─�
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -133,9 +133,10 @@ class Placeholders:
         return "".join(part if isinstance(part, str) else self._kinds[part.kind].bare_marker for part in parts)
 
     def expand_spans(
-        self, spans: Sequence[tuple[int, int, int]], pictures: Sequence[Picture]
+        self, spans: Sequence[tuple[int, int, int]], pictures: Sequence[Picture], param: str
     ) -> list[tuple[int, int, int]]:
-        """Tokens with their positions in a text; those of an image have that of its placeholder."""
+        """Tokens with their positions in a text; those of an image have that of its placeholder. Raises as `place`."""
+        self._check_number((token for token, _, _ in spans), pictures, param)
         made, left = list[tuple[int, int, int]](), self._in_order(pictures)
         for token, first, stop in spans:
             tokens = self._by_id.get(token)
@@ -152,19 +153,26 @@ class Placeholders:
         Raises:
             InvalidRequestError: there are more or fewer placeholders than pictures.
         """
-        found, left, made, images = Counter[MediaKind](), self._in_order(pictures), list[int](), list[Image]()
+        self._check_number(token_ids, pictures, param)
+        left, made, images = self._in_order(pictures), list[int](), list[Image]()
         for token in token_ids:
             tokens = self._by_id.get(token)
             if tokens is None:
                 made.append(token)
                 continue
-            found[tokens.kind] += 1
-            picture = next(left[tokens.kind], None)
-            if picture is not None:
-                expansion = tokens.expanded(picture)
-                for part, start in zip(picture.parts, expansion.starts, strict=True):
-                    images.append(tokens.image(part, len(made) + start))
-                made += expansion.token_ids
+            picture = next(left[tokens.kind])
+            expansion = tokens.expanded(picture)
+            for part, start in zip(picture.parts, expansion.starts, strict=True):
+                images.append(tokens.image(part, len(made) + start))
+            made += expansion.token_ids
+        return ImagePrompt(made, tuple(images))
+
+    def _check_number(self, token_ids: Iterable[int], pictures: Sequence[Picture], param: str) -> None:
+        """
+        Raises:
+            InvalidRequestError: there are more or fewer placeholders of a kind than pictures.
+        """
+        found = Counter(self._by_id[token].kind for token in token_ids if token in self._by_id)
         given = Counter(picture.kind for picture in pictures)
         for kind, tokens in self._kinds.items():
             if found[kind] != given[kind]:
@@ -173,7 +181,6 @@ class Placeholders:
                     f"{kind}s",
                     param,
                 )
-        return ImagePrompt(made, tuple(images))
 
     def _in_order(self, pictures: Sequence[Picture]) -> dict[MediaKind, Iterator[Picture]]:
         """The pictures of each kind."""

@@ -110,7 +110,7 @@ async def tokenize(body: TokenizeBody, call: CallOf) -> Response:
         assert call.engine.images is not None
         images = call.engine.images.tokens
         text = images.with_placeholders(images.bare_prompt(parts, "inputs"))
-    tokens = await _tokens(call, text, add_special_tokens=True, pictures=pictures)
+    tokens = await _tokens(call, text, "inputs", add_special_tokens=True, pictures=pictures)
     return Response(tokens, media_type="application/json")
 
 
@@ -125,17 +125,17 @@ async def chat_tokenize(body: ChatTokenizeBody, call: CallOf) -> Response:
     with call.connected():
         text = await call.render(messages, pictures, tools, asked)
     check_text(text, "messages")
-    tokens = await _tokens(call, text, add_special_tokens=False, pictures=pictures)
+    tokens = await _tokens(call, text, "messages", add_special_tokens=False, pictures=pictures)
     answer = {"tokenize_response": msgspec.Raw(tokens), "templated_text": text}
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
-async def _tokens(call: Call, text: str, *, add_special_tokens: bool, pictures: "Sequence[Picture]" = ()) -> bytes:
+async def _tokens(
+    call: Call, text: str, field: str, *, add_special_tokens: bool, pictures: "Sequence[Picture]"
+) -> bytes:
     """A list of `SimpleToken`s as JSON, built in pieces off the event loop, as there may be a million."""
     if len(text) > LONGEST_TEXT:
-        raise InvalidRequestError(
-            f"the text has {len(text)} characters; at most {LONGEST_TEXT} are tokenized", "inputs"
-        )
+        raise InvalidRequestError(f"the text has {len(text)} characters; at most {LONGEST_TEXT} are tokenized", field)
 
     tokenizer, images = call.engine.prompts.need_tokenizer(), call.engine.images
 
@@ -143,7 +143,7 @@ async def _tokens(call: Call, text: str, *, add_special_tokens: bool, pictures: 
         spans = tokenizer.encode_with_offsets(text, add_special_tokens)
         if pictures:
             assert images is not None
-            spans = images.tokens.expand_spans(spans, pictures)
+            spans = images.tokens.expand_spans(spans, pictures, field)
         pieces = []
         for start in range(0, len(spans), _PIECE):
             tokens: list[SimpleToken] = [
