@@ -90,7 +90,8 @@ def test_ctrl_c_in_a_batch_keeps_what_is_done_and_the_same_command_goes_on(endle
 @pytest.mark.parametrize("form", [[], ["--json"]])
 def test_answers_of_a_batch_are_written_as_they_end(endless: list[str], form: list[str]) -> None:
     arguments = ["generate", "--lines", *form, "--max-num-seqs", "2", *endless, "--max-tokens", "20"]
-    with running(*arguments, stdin=subprocess.PIPE) as process:
+    # Unbuffered: `communicate` does not return what `readline` would have read beyond its line.
+    with running(*arguments, stdin=subprocess.PIPE, bufsize=0) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(b"hello\n" * 2000)
