@@ -16,13 +16,12 @@ from collections import defaultdict
 import torch
 
 from benchmarks.report import save
+from benchmarks.speed.linear import packed
 from penstock import native
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
-from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.weight import Weight
-from penstock.kernels.ops import Ops, native_ops
+from penstock.kernels.ops import native_ops
 from penstock.kernels.reference_ops import over_tensors, reference_ops
-from tests.kernels.weights import random_integers
 
 ROWS, COLUMNS = 3072, 1024
 COPIED_BYTES = 24 << 20
@@ -33,16 +32,6 @@ KINDS: dict[str, tuple[WeightFormat, torch.dtype]] = {
 }
 TOKENS = (1, 32)
 ROUNDS = 5
-
-
-def packed(ops: Ops[torch.Tensor], format: WeightFormat, dtype: torch.dtype) -> list[Weight]:
-    """Copies of a weight."""
-    weights: list[Weight] = []
-    content = array_of(torch.randn(ROWS, COLUMNS) * 0.05) if format is FLOAT else random_integers(ROWS, COLUMNS, format)
-    while sum(weight.nbytes for weight in weights) < COPIED_BYTES:
-        weights.append(ops.new_weight(ROWS, COLUMNS, format, gated=False, dtype=dtype, device="cpu"))
-        weights[-1].load(0, content)
-    return weights
 
 
 def milliseconds(weights: list[Weight], x: torch.Tensor) -> float:
@@ -64,8 +53,8 @@ def main() -> int:
         weights: dict[str, list[Weight]] = {}
         for name in sets:
             library.choose(name)  # packed as this set multiplies them
-            weights[name] = packed(over_tensors(native_ops(library)), format, dtype)
-        weights["reference"] = packed(reference_ops(), format, dtype)[:2]
+            weights[name] = packed(ROWS, COLUMNS, format, dtype, over_tensors(native_ops(library)), COPIED_BYTES)
+        weights["reference"] = packed(ROWS, COLUMNS, format, dtype, reference_ops(), COPIED_BYTES)[:2]
         for tokens in TOKENS:
             x, taken = torch.randn(tokens, COLUMNS).to(dtype), defaultdict(list)
             for _ in range(ROUNDS + 1):

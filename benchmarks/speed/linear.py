@@ -22,6 +22,7 @@ from penstock import native
 from penstock.config.weight_formats import FLOAT, FORMATS, WeightFormat
 from penstock.kernels.arrays import array_of
 from penstock.kernels.linear.weight import Weight
+from penstock.kernels.ops import Ops
 from penstock.kernels.reference_ops import over_tensors
 from penstock.kernels.tables import make_ops
 from tests.kernels.weights import random_integers
@@ -40,12 +41,19 @@ OPS = over_tensors(make_ops(CPU))
 COPIED_BYTES = 150 << 20
 
 
-def packed(rows: int, columns: int, format: WeightFormat, dtype: torch.dtype) -> list[Weight]:
-    """Copies of a weight."""
+def packed(
+    rows: int,
+    columns: int,
+    format: WeightFormat,
+    dtype: torch.dtype,
+    ops: Ops[torch.Tensor] = OPS,
+    num_bytes: int = COPIED_BYTES,
+) -> list[Weight]:
+    """Copies of a weight, `num_bytes` in all."""
     content = array_of(torch.randn(rows, columns) * 0.05) if format is FLOAT else random_integers(rows, columns, format)
     weights: list[Weight] = []
-    while sum(weight.nbytes for weight in weights) < COPIED_BYTES:
-        weights.append(OPS.new_weight(rows, columns, format, gated=False, dtype=dtype, device=CPU))
+    while sum(weight.nbytes for weight in weights) < num_bytes:
+        weights.append(ops.new_weight(rows, columns, format, gated=False, dtype=dtype, device=CPU))
         weights[-1].load(0, content)
     return weights
 

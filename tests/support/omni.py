@@ -44,7 +44,7 @@ SIZES, SECONDS = ((24, 32), (16, 16)), (1.3, 2.507)
 
 
 @dataclass(frozen=True)
-class Omni:
+class Omni(sounds.Reference):
     """A checkpoint in a folder, its model of `transformers`, and a prompt with pictures and sounds."""
 
     family: sounds.Family
@@ -67,20 +67,6 @@ class Omni:
             extractor = transformers.WhisperFeatureExtractor(feature_size=sounds.MELS, chunk_length=self.family.longest)
             given |= self.family.inputs(extractor, heard)
         return given
-
-    def logits(self) -> torch.Tensor:
-        """The reference's logits of all tokens."""
-        with torch.no_grad():
-            return self.model(**self.arguments(self.tokens)).logits[0].float()
-
-    def greedy(self, tokens: list[int], count: int) -> list[int]:
-        """The reference's greedy tokens after a prompt with all media."""
-        torch.set_num_threads(1)  # tests run side by side
-        with torch.no_grad():
-            made = self.model.generate(
-                **self.arguments(tokens), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
-        return made[0, len(tokens) :].tolist()
 
 
 def make(name: str, folder: Path, order: str = "isi") -> Omni:
@@ -114,7 +100,7 @@ def make(name: str, folder: Path, order: str = "isi") -> Omni:
 
 
 def _write_texts(folder: Path, longest: int) -> None:
-    """Write what is no model: the processor's settings, the tokenizer and the chat template."""
+    """Write the processor's settings, the tokenizer and the chat template."""
     processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": SIDE, "merge_size": 2}
     processor |= {"min_pixels": 64, "max_pixels": 4096, "chunk_length": longest}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))

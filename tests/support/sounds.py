@@ -222,8 +222,33 @@ FAMILIES["Qwen3-Omni"] = Family(
 )
 
 
+class Reference:
+    """Answers of `transformers`' model of a checkpoint to a prompt with media."""
+
+    model: Any
+    tokens: list[int]
+
+    def arguments(self, tokens: list[int]) -> dict[str, Any]:
+        """The model's arguments for these tokens, which have all media."""
+        raise NotImplementedError
+
+    def logits(self) -> torch.Tensor:
+        """The reference's logits of all tokens."""
+        with torch.no_grad():
+            return self.model(**self.arguments(self.tokens)).logits[0].float()
+
+    def greedy(self, tokens: list[int], count: int) -> list[int]:
+        """The reference's greedy tokens after a prompt with all media."""
+        torch.set_num_threads(1)  # tests run side by side
+        with torch.no_grad():
+            made = self.model.generate(
+                **self.arguments(tokens), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+        return made[0, len(tokens) :].tolist()
+
+
 @dataclass(frozen=True)
-class Heard:
+class Heard(Reference):
     """A checkpoint in a folder, its model of `transformers`, and a prompt with two sounds."""
 
     family: Family
@@ -239,20 +264,6 @@ class Heard:
         ids = torch.tensor([tokens])
         given = self.family.inputs(extractor, self.sounds)
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **given}
-
-    def logits(self) -> torch.Tensor:
-        """The reference's logits of all tokens."""
-        with torch.no_grad():
-            return self.model(**self.arguments(self.tokens)).logits[0].float()
-
-    def greedy(self, tokens: list[int], count: int) -> list[int]:
-        """The reference's greedy tokens after a prompt with all sounds."""
-        torch.set_num_threads(1)  # tests run side by side
-        with torch.no_grad():
-            made = self.model.generate(
-                **self.arguments(tokens), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
-        return made[0, len(tokens) :].tolist()
 
 
 def make(name: str, folder: Path) -> Heard:

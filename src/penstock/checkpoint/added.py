@@ -170,7 +170,7 @@ def forget_name(name: str) -> bool:
 
 
 def _readable_files() -> list[tuple[AddedFile, Added]]:
-    """The files of all addresses, but damaged ones, of which the start of their server tells."""
+    """The files of all addresses without damaged ones, which are reported when their server starts."""
     files = []
     for file in added_files():
         with suppress(CheckpointError):

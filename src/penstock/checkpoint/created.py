@@ -217,7 +217,7 @@ def write_created(files: Mapping[str, Path], recipe: Recipe) -> Path:
 
 
 def _linked(root: Path, files: Mapping[str, Path]) -> Path:
-    """A new folder with links to files, each of which is there: no upload is deleted from now on.
+    """A new folder with links to files, all of which exist: their uploads are not deleted from now on.
 
     Raises:
         CheckpointError: one is gone, or it cannot be written.

@@ -190,7 +190,7 @@ class SequenceTable:
         self.keep_slots(seq, len(seq.siblings))
         seq.siblings, heir.siblings = [], rest
         heir.status, heir.first_scheduled = seq.status, seq.first_scheduled
-        # The tenant was charged for this prompt once; whoever computes the rest is not charged again.
+        # The tenant has been charged for this prompt; the sequence that computes the rest is not charged again.
         heir.turn, heir.num_charged, heir.num_slots = seq.turn, seq.num_charged, seq.num_slots
         if seq.status is Status.WAITING:
             self.queue.remove(seq)

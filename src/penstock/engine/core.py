@@ -115,7 +115,7 @@ class PendingRequests:
         """
         pending = self._pending.pop(request_id, None)
         if pending is not None:
-            # A grammar may take seconds to compile; without a request that waits it is work for nobody.
+            # A grammar may take seconds to compile: cancel it if no other request waits for it.
             for future in () if goes_on else pending.awaited:
                 if not future.done() and not any(future in other.awaited for other in self._pending.values()):
                     self._drop(future)

@@ -182,7 +182,7 @@ class Replica:
                     return True
         finally:
             answered.cancel()
-        # Aborted requests leave their step running, of which `is_busy` knows nothing any more.
+        # The step of aborted requests may still run, though `is_busy` no longer counts them.
         in_step = self._link.in_flight.num_tokens() > 0
         return in_step and time.monotonic() - self._unanswered_since <= self._allowed()
 

@@ -179,7 +179,7 @@ class Meter:
             self._metrics.request_computed_tokens.observe(len(request.prompt_token_ids) - output.num_cached_tokens)
         num_tokens = len(output.token_ids)
         if num_tokens:
-            # Kept beside the counter until somebody reads it: this runs for each token.
+            # Added to the counter when the metrics are read: this runs for each token.
             self._num_generated += num_tokens
             answer = progress.answers.get(output.index)
             if answer is not None:

@@ -55,7 +55,7 @@ class ServedModel:
         self.progressed = asyncio.Event()
         """Set by each sign of progress of a load, and by its end."""
         self.is_dropped = False
-        """Whether it was removed or replaced: nobody waits for its load."""
+        """Whether it was removed or replaced; requests no longer wait for its load."""
         self.entries: Sequence[Entry] = ()
         """Unfinished requests in the journal, until it is loaded."""
         self.waiting: list[asyncio.Future[ServedModel]] = []

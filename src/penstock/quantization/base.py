@@ -315,7 +315,7 @@ class WeightFactory(Generic[A]):
         full, scaled = f"{self._above}{name}.", RowFactors(count)
         self.parameters[f"{self._above}{factors}"] = scaled
         keys = [key for key in self.parameters if key.startswith(full)]
-        # The cached weights are scaled already, so nobody needs the factors.
+        # The cached weights are scaled already, so the factors are not read.
         if self.filled.issuperset(keys):
             self.filled.add(f"{self._above}{factors}")
         for key in keys:

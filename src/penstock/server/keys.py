@@ -183,7 +183,7 @@ class KeyRing:
             names.add(key.name)
             self._holders[peppered] = KeyHolder(key)
         self._anyone = KeyHolder(ApiKey("", operator=True))
-        # Without keys, whoever reaches the address may do all: the server warns if others can.
+        # Without keys every client is an operator: the server warns if its address is reachable from outside.
         self._anyone.caller = Caller(operator=True)
 
     def __len__(self) -> int:

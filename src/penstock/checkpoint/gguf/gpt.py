@@ -1,5 +1,6 @@
 """Converts the metadata of GPT-2 and its relatives, with layer norms and fused matrices, to `config.json` keys."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.checkpoint.gguf.keys import Given, layer_norm_eps
@@ -26,8 +27,7 @@ _GPT2_NAMES = {
 
 def read_gpt2(given: Given) -> dict[str, Any]:
     """GPT-2."""
-    others = ("head_dim", "num_key_value_heads", "rope_theta", *_GPT2_NAMES)
-    return {**dict.fromkeys(others), **{own: given.config[name] for name, own in _GPT2_NAMES.items()}}
+    return _renamed(given, _GPT2_NAMES)
 
 
 _BLOOM_NAMES = {
@@ -41,8 +41,7 @@ _BLOOM_NAMES = {
 def read_bloom(given: Given) -> dict[str, Any]:
     """BLOOM."""
     _expect_sizes(given)
-    others = ("head_dim", "num_key_value_heads", "rope_theta", "intermediate_size", *_BLOOM_NAMES)
-    return {**dict.fromkeys(others), **{own: given.config[name] for name, own in _BLOOM_NAMES.items()}}
+    return {**_renamed(given, _BLOOM_NAMES), "intermediate_size": None}
 
 
 _MPT_NAMES = {
@@ -57,7 +56,6 @@ _MPT_NAMES = {
 def read_mpt(given: Given) -> dict[str, Any]:
     """MPT."""
     _expect_sizes(given)
-    others = ("head_dim", "num_key_value_heads", "rope_theta", "intermediate_size", *_MPT_NAMES)
     attention = {
         "clip_qkv": given.keys.find("attention.clamp_kqv", float) or None,
         "alibi_bias_max": given.keys.find("attention.max_alibi_bias", float) or None,
@@ -65,11 +63,17 @@ def read_mpt(given: Given) -> dict[str, Any]:
         "qk_ln": given.has("attn_q_norm.weight"),
     }
     return {
-        **dict.fromkeys(others),
-        **{own: given.config[name] for name, own in _MPT_NAMES.items()},
+        **_renamed(given, _MPT_NAMES),
+        "intermediate_size": None,
         "attn_config": {key: value for key, value in attention.items() if value is not None},
         "no_bias": not given.has("attn_qkv.bias"),
     }
+
+
+def _renamed(given: Given, names: Mapping[str, str]) -> dict[str, Any]:
+    """A config's own names of common keys. Their common names, and keys that these families lack, become None."""
+    lacking = dict.fromkeys(("head_dim", "num_key_value_heads", "rope_theta", *names))
+    return {**lacking, **{own: given.config[name] for name, own in names.items()}}
 
 
 def _expect_sizes(given: Given) -> None:

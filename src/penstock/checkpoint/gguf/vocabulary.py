@@ -97,7 +97,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
 
 
 def _ids(metadata: Metadata, texts: list[str]) -> dict[str, int]:
-    """The token ids by text, of which none may occur twice."""
+    """The token ids by text; each text must be unique."""
     ids = {text: token for token, text in enumerate(texts)}
     if len(ids) < len(texts):
         first, text = next((token, text) for token, text in enumerate(texts) if ids[text] != token)

@@ -192,7 +192,7 @@ class RecentResponses:
 
     def _evict(self) -> None:
         while self.num_bytes > self.max_bytes:
-            # Of whoever holds most: no tenant can push out the responses of others.
+            # From the tenant with the most bytes, so that no tenant evicts the responses of others.
             tenant = max(self._tenants, key=lambda name: self._tenants[name].num_bytes)
             self._remove(tenant, next(iter(self._tenants[tenant].responses)))
         self._report()
