@@ -8,6 +8,9 @@
 #pragma once
 
 #include "linear_int8_rows.h"
+#if defined(PENSTOCK_TILES)
+#include "linear_int8_tiles.h"
+#endif
 
 namespace penstock {
 namespace PENSTOCK_ISA {
@@ -198,7 +201,11 @@ struct Integers : InBlocks {
     static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 4, kLongSlice = kSigned ? 8 : 16,
                          kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
                          kNearGroups = 8 * kMaxRows / kRows;
+#if defined(PENSTOCK_TILES)
+    static constexpr int kPackedGroups = 1;
+#else
     static constexpr int kPackedGroups = Bits == 8 ? (kSigned ? 2 : 3) : Halves ? 1 : 2;
+#endif
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
     // Unpacked blocks are [vectors][blocks] of [16 steps][64 bytes], then the scales and the offsets as floats,
     // [groups][16] each. Signed: the bytes' magnitudes, their signs in as many lines, and the sums of the magnitudes of
@@ -291,10 +298,24 @@ struct Integers : InBlocks {
         return bytes;
     }
 
+#if defined(PENSTOCK_TILES)
+    static constexpr int kTiledRows = TiledRows::kMost;
+    void accumulate_tiled(int count, const Slice& slice, const uint8_t* opened, int64_t token, Fetch& prefetch,
+                           Sums* sums) const {
+        const TiledRows tiles(count, kHalves);
+        const TiledBlocks blocks{opened, slice.first, slice.count, kHalves, layout.offset == kMinimum, layout.coarse};
+        for (int64_t first = 0; first < slice.count; first += kTiledRun) {
+            const int64_t end = std_min(first + kTiledRun, slice.count);
+            prefetch.steps(kSteps * (end - first));
+            add_tiled(rows, blocks, first, end, token, count, sums);
+        }
+    }
+#endif
+
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Fetch& prefetch, Sums* sums) const {
-        if constexpr (R <= kRows)
+        if constexpr (R <= kRows && !kTiledRows)
             if (opened != slice.data) return add_opened<R>(slice, opened, token, prefetch, sums);
         if constexpr (R <= kFew && (R > 1 || Bits < 8))  // one row of bytes is 3 to 14 % faster without, on Zen 4
             if (layout.with_form<Bits, Halves>([&](auto form) { add_few<decltype(form), R>(slice, token, prefetch, sums); }))

@@ -164,6 +164,7 @@ struct Source {
 //   kTileTokens             tokens whose sums fit L1 beside a slice
 //   kNearGroups             maximum groups of rows that leave room in L1 for the next weights
 //   kRows, kRowsAlone       maximum rows of x for `accumulate`; kRowsAlone: if there are no other rows
+//   kTiledRows              maximum rows of x for `accumulate_tiled`, which multiplies unpacked slices; 0: there is none
 //   kOpened                 maximum bytes written by `open`
 //   kOutliers               whether outliers follow the blocks of a panel; its rows are then packed together
 //   Kind(weight, scratch, tokens)   uses `bytes_per_token` of `scratch` for each prepared token
@@ -178,7 +179,7 @@ struct Source {
 // bytes of each step to consecutive elements of `words`.
 struct InBlocks {
     static constexpr bool kOutliers = false, kOpensLong = false;
-    static constexpr int kTileTokens = 48, kNearGroups = 8, kPackedGroups = 1;
+    static constexpr int kTileTokens = 48, kNearGroups = 8, kPackedGroups = 1, kTiledRows = 0;
 };
 
 // Consecutive blocks of the same layout.

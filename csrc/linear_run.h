@@ -20,6 +20,8 @@ constexpr int64_t kWindowBytes = kRunsAhead ? 16 << 10 : 8 << 10;  // of weights
 template <class Kind, int R>
 void accumulate(const Kind& kind, int rows, const Slice& slice, const uint8_t* opened, int64_t token,
                 Fetch& prefetch, Sums* sums) {
+    if constexpr (Kind::kTiledRows > 0)
+        if (opened != slice.data) return kind.accumulate_tiled(rows, slice, opened, token, prefetch, sums);
     if constexpr (Kind::kRows > kMaxRowsHalf) {  // AMX tiles take any number of rows
         kind.accumulate(rows, slice, token, prefetch, sums);
     } else if constexpr (R == 0) {
@@ -47,14 +49,17 @@ int64_t panel_bytes(const Weight& weight) {
 // the tile one group, whose sums are in registers.
 template <class Kind>
 struct Division {
-    int64_t begin = 0, blocks = 0, groups = 0, tiles = 0, slice_blocks = 0, windows = 0;
+    int64_t begin = 0, blocks = 0;
+    bool opens = false;  // whether slices are unpacked first
+    int64_t groups = 0, tiles = 0, slice_blocks = 0, windows = 0;
 
     Division() = default;
     Division(int64_t begin, int64_t end, const Weight& weight)
         : begin(begin), blocks(num_blocks<Kind>(weight)),
-          groups(num_groups((end - begin) * weight.x_bytes, Kind::kRows / weight.x_bytes * weight.x_bytes)),
-          tiles((groups * Kind::kRows + Kind::kTileTokens - 1) / Kind::kTileTokens),
-          slice_blocks(std_min(tiles > 1 || (opens() && Kind::kOpensLong) ? Kind::kLongSlice : Kind::kSlice, blocks)) {
+          opens(num_groups((end - begin) * weight.x_bytes, Kind::kRows, weight.x_bytes) > Kind::kPackedGroups),
+          groups(num_groups((end - begin) * weight.x_bytes, most_rows(opens), weight.x_bytes)),
+          tiles((groups * most_rows(opens) + Kind::kTileTokens - 1) / Kind::kTileTokens),
+          slice_blocks(std_min(tiles > 1 || (opens && Kind::kOpensLong) ? Kind::kLongSlice : Kind::kSlice, blocks)) {
         // A single tile prefetches the panel's next window; with several, each prefetches its part of the next panel.
         const int64_t bytes = blocks * Kind::block_bytes(weight);
         const int64_t slices = (blocks + slice_blocks - 1) / slice_blocks;
@@ -65,9 +70,6 @@ struct Division {
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
     }
 
-    // Whether slices are unpacked first.
-    bool opens() const { return groups > Kind::kPackedGroups; }
-
     // First token of a group: the first groups have one more than the others.
     int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
 
@@ -77,9 +79,13 @@ struct Division {
     }
 
   private:
-    // Groups of `together` rows.
-    static int64_t num_groups(int64_t rows, int64_t together) {
-        return rows <= Kind::kRowsAlone ? 1 : (rows + together - 1) / together;
+    // Rows of a group.
+    static constexpr int64_t most_rows(bool opens) { return opens && Kind::kTiledRows ? Kind::kTiledRows : Kind::kRows; }
+
+    // Groups of at most `most` rows, of whole tokens of `per_token` rows.
+    static int64_t num_groups(int64_t rows, int64_t most, int64_t per_token) {
+        const int64_t together = most / per_token * per_token;
+        return rows <= std_max(most, Kind::kRowsAlone) ? 1 : (rows + together - 1) / together;
     }
 
     int64_t smallest_ = 0, larger_ = 0, window_slices_ = 0, smaller_windows_ = 0;
@@ -118,19 +124,19 @@ void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of
     for (int64_t tile = 0; tile < of.tiles; tile++) {
         const int64_t first_group = of.groups * tile / of.tiles, last_group = of.groups * (tile + 1) / of.tiles;
         const int64_t origin = of.group_begin(first_group);
-        Sums sums[Kind::kTileTokens + Kind::kRows];
+        Sums sums[Kind::kTileTokens + std_max(Kind::kRows, Kind::kTiledRows)];
         for (int64_t block = 0, window = 0; block < of.blocks; block += of.slice_blocks) {
             const Slice slice{data + Kind::offset_of(weight, block), block, std_min(of.slice_blocks, of.blocks - block)};
             const bool first = block == 0, last = block + of.slice_blocks >= of.blocks;
             if (tile == 0 && block == of.window_begin(window)) prefetch = fetch(window++);
             alignas(64) uint8_t bytes[Kind::kOpened];
-            const uint8_t* opened = of.opens() ? kind.open(slice, bytes) : slice.data;
+            const uint8_t* opened = of.opens ? kind.open(slice, bytes) : slice.data;
             for (int64_t group = first_group, token = origin, after; group < last_group; group++, token = after) {
                 after = of.group_begin(group + 1);
                 // Sums that a single slice completes use the same buffer for all groups, which stays in L1.
                 Sums* of_group = sums + (first && last ? 0 : (token - origin) * passes);
                 const int64_t row = token * passes, rows = (after - token) * passes;
-                if (last && of.opens()) fetch_results(args, token, after, panel);
+                if (last && of.opens) fetch_results(args, token, after, panel);
                 for (int64_t i = 0; first && i < rows; i++) kind.begin(row + i, of_group[i]);
                 accumulate<Kind, Kind::kRowsAlone>(kind, static_cast<int>(rows), slice, opened, row, prefetch, of_group);
                 if (!last) continue;

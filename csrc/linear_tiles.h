@@ -33,11 +33,17 @@ struct TiledBFloat16 : BFloat16 {
 
 struct TiledBFloat12 : BFloat12 {
     using BFloat12::BFloat12;
-    static constexpr int kRows = kTileRows, kRowsAlone = kRows, kLongSlice = kSlice, kOpened = kSteps * kLine;
+    static constexpr int kRows = kTileRows, kRowsAlone = kRows, kTiledRows = kRows, kLongSlice = kSlice,
+                         kOpened = kSteps * kLine;
 
     void accumulate(int rows, const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         alignas(64) uint8_t bytes[kOpened];
-        const uint8_t* opened = BFloat12::open(slice, bytes);
+        accumulate_tiled(rows, slice, BFloat12::open(slice, bytes), token, prefetch, sums);
+    }
+
+    // Several groups of rows share an unpacked slice.
+    void accumulate_tiled(int rows, const Slice& slice, const uint8_t* opened, int64_t token, Fetch& prefetch,
+                          Sums* sums) const {
         const Tiles tiles(rows);
         for (int first = 0; first < kPanel; first += kTileRows) {
             tiles.load(sums->lane[first / kLanes], sizeof(Sums));

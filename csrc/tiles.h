@@ -24,13 +24,13 @@ enum Register { kSums = 0, kLeft = 4, kRight = 6 };
 #if defined(PENSTOCK_TILES_EMULATED)
 
 struct EmulatedTile {
-    int rows;
+    int rows, bytes;  // lines, and bytes of a line
     alignas(64) uint8_t line[kTile][kTileBytes];
 };
 thread_local EmulatedTile emulated[8];
 
-inline void configure(const uint8_t* rows) {
-    for (int t = 0; t < 8; t++) emulated[t].rows = rows[t];
+inline void configure(const uint8_t* rows, const uint8_t* bytes) {
+    for (int t = 0; t < 8; t++) emulated[t].rows = rows[t], emulated[t].bytes = bytes[t];
 }
 inline void release() {}
 
@@ -42,12 +42,12 @@ template <int T>
 void load_tile(const void* data, int64_t stride) {
     zero_tile<T>();
     for (int i = 0; i < emulated[T].rows; i++)
-        std::memcpy(emulated[T].line[i], static_cast<const uint8_t*>(data) + i * stride, kTileBytes);
+        std::memcpy(emulated[T].line[i], static_cast<const uint8_t*>(data) + i * stride, static_cast<size_t>(emulated[T].bytes));
 }
 template <int T>
 void store_tile(void* data, int64_t stride) {
     for (int i = 0; i < emulated[T].rows; i++)
-        std::memcpy(static_cast<uint8_t*>(data) + i * stride, emulated[T].line[i], kTileBytes);
+        std::memcpy(static_cast<uint8_t*>(data) + i * stride, emulated[T].line[i], static_cast<size_t>(emulated[T].bytes));
 }
 
 // x, or zero of the same sign if x is subnormal.
@@ -72,6 +72,20 @@ void dot_bf16() {
     }
 }
 
+// Elements of A are signed, those of B unsigned.
+template <int Sum, int A, int B>
+void dot_i8() {
+    for (int i = 0; i < emulated[Sum].rows; i++) {
+        i32x16 sum = load_i32(emulated[Sum].line[i]);
+        for (int k = 0; k < emulated[B].rows; k++) {
+            int32_t four;
+            std::memcpy(&four, emulated[A].line[i] + 4 * k, 4);
+            sum = dot_u8_i8(sum, load_i32(emulated[B].line[k]), set_i32(four));
+        }
+        store_i32(emulated[Sum].line[i], sum);
+    }
+}
+
 #else
 
 struct alignas(64) TileConfig {
@@ -80,12 +94,9 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-inline void configure(const uint8_t* rows) {
+inline void configure(const uint8_t* rows, const uint8_t* bytes) {
     TileConfig config;
-    for (int t = 0; t < 8; t++) {
-        config.rows[t] = rows[t];
-        config.line_bytes[t] = rows[t] ? kTileBytes : 0;
-    }
+    for (int t = 0; t < 8; t++) config.rows[t] = rows[t], config.line_bytes[t] = rows[t] ? bytes[t] : 0;
     asm volatile("ldtilecfg %0" ::"m"(config));
 }
 inline void release() { asm volatile("tilerelease"); }
@@ -106,6 +117,10 @@ template <int Sum, int A, int B>
 void dot_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
 }
+template <int Sum, int A, int B>
+void dot_i8() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+}
 
 #endif
 
@@ -116,7 +131,8 @@ public:
         const uint8_t first = static_cast<uint8_t>(two_ ? kTile : rows);
         const uint8_t second = static_cast<uint8_t>(two_ ? rows - kTile : 0);
         const uint8_t sizes[8] = {first, first, second, second, first, second, kTile, kTile};
-        configure(sizes);
+        const uint8_t widths[8] = {kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes};
+        configure(sizes, widths);
     }
     ~Tiles() { release(); }
     Tiles(const Tiles&) = delete;
