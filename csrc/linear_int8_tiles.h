@@ -11,22 +11,29 @@ namespace PENSTOCK_ISA {
 struct TiledBlocks {
     const uint8_t* bytes;
     int64_t first, count;  // blocks
-    int halves;            // groups per 32 columns
-    bool minimum;          // offsets are minima; otherwise `QuantizedRows::first` has all that is subtracted
+    bool minimum;          // bytes are unsigned and offsets are minima; otherwise bytes are signed, with the zero point subtracted
     int32_t coarse;        // Coarse
 };
 
+inline i32x16 sub_i8(i32x16 a, i32x16 b) { return {_mm512_sub_epi8(a.v, b.v)}; }
+
 constexpr int64_t kTiledRun = 2;  // blocks, as many as share coarse scales
 
-// Add the products of `count` rows of x, at most TiledRows::kMost, with blocks `begin` to `end`, at most kTiledRun, to the
-// rows' sums. The thread's tiles are configured. Compiled once, not for each number of bits.
-void add_tiled(const QuantizedRows&, const TiledBlocks&, int64_t begin, int64_t end, int64_t token, int count, Sums*);
+// Calls steps(prefetch, n) after n steps; PrefetchThrough is a type of each source.
+struct TiledFetch {
+    void (*steps)(void* prefetch, int64_t count);
+    void* prefetch;
+};
+
+// Add the products of `count` rows of x, at most TiledRows::kMost, with the blocks to the rows' sums. The thread's tiles are configured. Compiled once, not for each number of bits.
+void add_tiled(const QuantizedRows&, const TiledBlocks&, int64_t token, int count, const TiledFetch&,
+               Sums*);
 
 // Configures the calling thread's tiles for `add_tiled` until the end of the scope.
 class TiledRows {
   public:
     static constexpr int kMost = 16;  // rows
-    TiledRows(int rows, int halves);
+    explicit TiledRows(int rows);
     ~TiledRows();
     TiledRows(const TiledRows&) = delete;
     TiledRows& operator=(const TiledRows&) = delete;

@@ -201,11 +201,7 @@ struct Integers : InBlocks {
     static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 4, kLongSlice = kSigned ? 8 : 16,
                          kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
                          kNearGroups = 8 * kMaxRows / kRows;
-#if defined(PENSTOCK_TILES)
-    static constexpr int kPackedGroups = 1;
-#else
     static constexpr int kPackedGroups = Bits == 8 ? (kSigned ? 2 : 3) : Halves ? 1 : 2;
-#endif
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
     // Unpacked blocks are [vectors][blocks] of [16 steps][64 bytes], then the scales and the offsets as floats,
     // [groups][16] each. Signed: the bytes' magnitudes, their signs in as many lines, and the sums of the magnitudes of
@@ -299,16 +295,14 @@ struct Integers : InBlocks {
     }
 
 #if defined(PENSTOCK_TILES)
-    static constexpr int kTiledRows = TiledRows::kMost;
+    // Groups of 16 columns fill a quarter of a tile, and vectors are faster.
+    static constexpr int kTiledRows = Halves ? 0 : TiledRows::kMost;
     void accumulate_tiled(int count, const Slice& slice, const uint8_t* opened, int64_t token, Fetch& prefetch,
-                           Sums* sums) const {
-        const TiledRows tiles(count, kHalves);
-        const TiledBlocks blocks{opened, slice.first, slice.count, kHalves, layout.offset == kMinimum, layout.coarse};
-        for (int64_t first = 0; first < slice.count; first += kTiledRun) {
-            const int64_t end = std_min(first + kTiledRun, slice.count);
-            prefetch.steps(kSteps * (end - first));
-            add_tiled(rows, blocks, first, end, token, count, sums);
-        }
+                          Sums* sums) const {
+        const TiledRows tiles(count);
+        const TiledBlocks blocks{opened, slice.first, slice.count, layout.offset == kMinimum, layout.coarse};
+        const TiledFetch fetch{[](void* of, int64_t steps) { static_cast<Fetch*>(of)->steps(steps); }, &prefetch};
+        add_tiled(rows, blocks, token, count, fetch, sums);
     }
 #endif
 
@@ -570,6 +564,23 @@ struct Integers : InBlocks {
         const auto step = [&](auto step, int group) __attribute__((always_inline)) {
             return Values<Bits>::template step<step>(packed, group, set_i32(4 * group));
         };
+#if defined(PENSTOCK_TILES)
+        if constexpr (!Halves) {  // signed bytes, unless their scales have minima
+            const auto zero = [](int64_t value) { return set_i32(static_cast<int32_t>(value * 0x01010101)); };
+            if (takes_fractions())
+                return open([&](auto step, int group, i32x16 added) __attribute__((always_inline)) {
+                    return sub_i8(Values<Bits>::template fractions<step>(packed, group, added), zero(kOpenedCentre));
+                });
+            if (takes_zeros())
+                return open([&](auto at, int group, i32x16 added) __attribute__((always_inline)) {
+                    return sub_i8(add(step(at, group), added), zero(kOpenedCentre));
+                });
+            if (layout.offset == kCentre)
+                return open([&](auto at, int group, i32x16) __attribute__((always_inline)) {
+                    return sub_i8(step(at, group), zero(layout.centre));
+                });
+        }
+#endif
         if (takes_fractions())
             return open([&](auto step, int group, i32x16 added) __attribute__((always_inline)) {
                 return Values<Bits>::template fractions<step>(packed, group, added);

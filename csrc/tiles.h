@@ -72,18 +72,24 @@ void dot_bf16() {
     }
 }
 
-// Elements of A are signed, those of B unsigned.
-template <int Sum, int A, int B>
-void dot_i8() {
+// Elements of A are signed, those of B are signed, too, or unsigned.
+template <int Sum, int A, int B, bool Signed = false>
+void dot_i8_u8() {
     for (int i = 0; i < emulated[Sum].rows; i++) {
         i32x16 sum = load_i32(emulated[Sum].line[i]);
         for (int k = 0; k < emulated[B].rows; k++) {
             int32_t four;
             std::memcpy(&four, emulated[A].line[i] + 4 * k, 4);
-            sum = dot_u8_i8(sum, load_i32(emulated[B].line[k]), set_i32(four));
+            const i32x16 x = set_i32(four), line = load_i32(emulated[B].line[k]), above = set_i32(static_cast<int32_t>(0x80808080));
+            if (Signed) sum = sub(dot_u8_i8(sum, bit_xor(line, above), x), dot_u8_i8(zero_i32(), above, x));
+            else sum = dot_u8_i8(sum, line, x);
         }
         store_i32(emulated[Sum].line[i], sum);
     }
+}
+template <int Sum, int A, int B>
+void dot_i8_i8() {
+    dot_i8_u8<Sum, A, B, true>();
 }
 
 #else
@@ -118,7 +124,11 @@ void dot_bf16() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
 }
 template <int Sum, int A, int B>
-void dot_i8() {
+void dot_i8_i8() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
+}
+template <int Sum, int A, int B>
+void dot_i8_u8() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sum), "i"(A), "i"(B));
 }
 
