@@ -100,14 +100,14 @@ def read_image_input(checkpoint: Checkpoint) -> ImageInput | None:
         CheckpointError: a file or a setting is missing, or is not plausible.
     """
     read = _FAMILIES.get(str(checkpoint.config.get("model_type")))
-    if read is None or (checkpoint.gguf is not None and checkpoint.vision is None):
+    if read is None or (checkpoint.gguf is not None and checkpoint.media is None):
         return None
     return read(_Settings(checkpoint.config, str(checkpoint.config_file)), _processor(checkpoint))
 
 
 def _processor(checkpoint: Checkpoint) -> _Settings:
-    if checkpoint.vision is not None:
-        return _Settings(checkpoint.vision.processor, str(checkpoint.vision.file.path))
+    if checkpoint.media is not None:
+        return _Settings(checkpoint.media.processor, str(checkpoint.media.file.path))
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = checkpoint.path / name
         found = read_json(file)

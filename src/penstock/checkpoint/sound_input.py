@@ -3,6 +3,7 @@
 config.json                the family, the ids of placeholder tokens, sizes of the encoder
 preprocessor_config.json   length of the longest sound
 processor_config.json      the same in newer checkpoints, within `feature_extractor`
+mmproj*.gguf               config.json's part of this, beside a GGUF file of a text model
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from penstock.errors import CheckpointError, shown
 _LARGEST = 2**26
 _LONGEST = 3000
 """Frames of a window of 30 seconds."""
+_LONGEST_SECONDS = 300
+"""Of a sound for Qwen2.5-Omni, whose extractor of features has the setting."""
 
 
 def read_sound_input(checkpoint: Checkpoint) -> SoundInput | None:
@@ -26,7 +29,7 @@ def read_sound_input(checkpoint: Checkpoint) -> SoundInput | None:
         CheckpointError: a setting is missing, or is not plausible.
     """
     read = _FAMILIES.get(str(checkpoint.config.get("model_type")))
-    if read is None or checkpoint.gguf is not None:
+    if read is None or (checkpoint.gguf is not None and checkpoint.media is None):
         return None
     return read(checkpoint.config, checkpoint)
 
@@ -127,9 +130,11 @@ def _thinker(values: Mapping[str, Any], checkpoint: Checkpoint) -> Mapping[str, 
 
 def _longest_seconds(checkpoint: Checkpoint) -> int:
     """Seconds of the longest sound, which the feature extractor does not cut."""
+    if checkpoint.media is not None:
+        return _number(checkpoint.media.processor, checkpoint, "chunk_length", default=_LONGEST_SECONDS)
     newer = (read_json(checkpoint.path / "processor_config.json") or {}).get("feature_extractor")
     found = newer if isinstance(newer, Mapping) else read_json(checkpoint.path / "preprocessor_config.json") or {}
-    return max(1, _number(found, checkpoint, "chunk_length", default=300))
+    return max(1, _number(found, checkpoint, "chunk_length", default=_LONGEST_SECONDS))
 
 
 _FAMILIES: dict[str, Callable[[Mapping[str, Any], Checkpoint], SoundInput]] = {

@@ -51,7 +51,8 @@ class ModelConfig:
     )
     revision: str | None = option(None, "branch, tag or commit of the model's hub repository; default: its main branch")
     mmproj: str | None = option(
-        None, "vision file of a GGUF model (llama.cpp's mmproj); default: the one beside it, if there is one"
+        None,
+        "vision tower or audio encoder of a GGUF model (llama.cpp's mmproj file); default: the one beside it, if any",
     )
     chat_template: str | None = option(
         None, "file with a Jinja chat template, or the template itself; default: the model's own"
