@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.support import omni, sounds
 from tests.support.gguf_families import Kind, add_nothing
-from tests.support.gguf_files import encode, finish
+from tests.support.gguf_files import add_byte_level, encode, finish
 from tests.support.gguf_tensors import interleaved
 from tests.support.gguf_vision import add_sections, add_tower, stored_name, write_text
 
@@ -38,7 +38,9 @@ class Written:
 _OMNI = {omni.BEGIN_SOUND: "<|audio_bos|>", omni.END_SOUND: "<|audio_eos|>"}
 KINDS = {
     "Qwen2AudioForConditionalGeneration": Written(
-        {"clip.projector_type": "qwen2a"}, {sounds.PLACEHOLDER: "<|AUDIO|>"}, _QWEN
+        {"clip.projector_type": "qwen2a"},
+        {sounds.PLACEHOLDER: "<|AUDIO|>", sounds.BEGIN: "<|audio_bos|>", sounds.END_OF_SOUND: "<|audio_eos|>"},
+        _QWEN,
     ),
     "AudioFlamingo3ForConditionalGeneration": Written(
         {"clip.projector_type": "musicflamingo"}, {sounds.PLACEHOLDER: "<sound>"}, _QWEN
@@ -67,17 +69,32 @@ def write_with_sounds(
     *,
     stored: str = "F32",
     extra: Mapping[str, Tensor] = {},
+    template: str | None = None,
 ) -> None:
     """Write the text model of the checkpoint in `folder` to `path`, and its encoders beside it as `mmproj`.
 
     Args:
         stored: the type of the audio encoder's convolutions, F16 in most files.
         extra: more tensors, or others.
+        template: the chat template, with the folder's names of tokens; the folder's tokenizer is then written, too.
     """
     config = json.loads((folder / "config.json").read_text())
     written = KINDS[config["architectures"][0]]
-    others = write_text(folder, path, written.kind, written.names)
+    tokenizer = {} if template is None else _tokenizer(folder, written.names, template)
+    others = write_text(folder, path, written.kind, written.names, tokenizer)
     write_mmproj(path.parent / mmproj, folder, others, stored=stored, extra=extra)
+
+
+def _tokenizer(folder: Path, names: Mapping[int, str], template: str) -> dict[str, Any]:
+    """Metadata of the folder's tokenizer with other texts of some tokens, in the chat template, too."""
+    writer = GGUFWriter(None, "llama", use_temp_file=False)
+    add_byte_level(writer, folder)
+    found = {key: item.value for key, item in writer.kv_data[0].items() if key.startswith("tokenizer.")}
+    texts = found["tokenizer.ggml.tokens"] = list(found["tokenizer.ggml.tokens"])
+    for token, name in names.items():
+        template = template.replace(texts[token], name)
+        texts[token] = name
+    return found | {"tokenizer.chat_template": template}
 
 
 def write_mmproj(

@@ -64,11 +64,13 @@ def write_with_vision(
     path: Path,
     mmproj: str = "mmproj-F32.gguf",
     extra: Mapping[str, Tensor] = {},
+    audio: str | None = None,
 ) -> None:
     """Write the text model of the checkpoint in `folder` to `path`, and its tower beside it as `mmproj`.
 
     Args:
         extra: more tensors of the tower.
+        audio: the type of the projector of an audio encoder in the file.
     """
     config = json.loads((folder / "config.json").read_text())
     projector, token, kind = KINDS[config["architectures"][0]]
@@ -81,15 +83,20 @@ def write_with_vision(
         writer.add_clip_vision_projector_type(projector)
     else:
         writer.add_clip_projector_type(projector)
+    if audio is not None:
+        writer.add_clip_audio_projector_type(audio)
     add_tower(writer, folder, projector, {**tower, **extra})
     finish(writer, path.parent / mmproj)
 
 
-def write_text(folder: Path, path: Path, kind: Kind, names: Mapping[int, str]) -> dict[str, Tensor]:
+def write_text(
+    folder: Path, path: Path, kind: Kind, names: Mapping[int, str], tokenizer: Mapping[str, Any] = {}
+) -> dict[str, Tensor]:
     """Write the text model of the checkpoint in `folder` to `path`; returns the other tensors.
 
     Args:
         names: texts of some tokens.
+        tokenizer: metadata of the tokenizer.
     """
     config = json.loads((folder / "config.json").read_text())
     tensors = {name.removeprefix("model."): one for name, one in load_file(folder / "model.safetensors").items()}
@@ -101,7 +108,7 @@ def write_text(folder: Path, path: Path, kind: Kind, names: Mapping[int, str]) -
     )
     tokens = [names.get(index, f"[{index}]") for index in range(config["text_config"]["vocab_size"])]
     padding = config["text_config"].get("pad_token_id")
-    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.padding_token_id": padding}
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.padding_token_id": padding, **tokenizer}
     write_family(path, text, metadata=metadata, kind=kind)
     return {name: one for name, one in tensors.items() if not name.startswith(_TEXT)}
 
@@ -136,7 +143,7 @@ def add_tower(writer: GGUFWriter, folder: Path, projector: str, tensors: Mapping
         plain = name.replace("vision_tower.vision_model.", "vision_tower.")
         for new, one in _converted(plain, tensor, projector, vision):
             writer.add_tensor(
-                new if new.startswith(("v.", "mm.")) else stored_name(new, names), one.contiguous().numpy()
+                new if new.startswith(("v.", "mm.", "a.")) else stored_name(new, names), one.contiguous().numpy()
             )
 
 

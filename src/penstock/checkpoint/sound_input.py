@@ -72,6 +72,8 @@ def _qwen2_audio(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInpu
         group=2,
         placeholder=_number(values, checkpoint, "audio_token_index", "audio_token_id", default=151646),
         margin=2,
+        begin="<|audio_bos|>",
+        end="<|audio_eos|>",
         max_frames=frames,
     )
 
@@ -80,7 +82,7 @@ def _audio_flamingo3(values: Mapping[str, Any], checkpoint: Checkpoint) -> Sound
     """Its windows are Qwen2-Audio's, and its longest sound has 20 of them."""
     placeholder = _number(values, checkpoint, "audio_token_id", default=151669)
     one = _qwen2_audio(values, checkpoint)
-    return replace(one, placeholder=placeholder, max_frames=20 * one.window_frames)
+    return replace(one, placeholder=placeholder, begin="", end="", max_frames=20 * one.window_frames)
 
 
 def _voxtral(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInput:
@@ -91,6 +93,7 @@ def _voxtral(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInput:
         group=4,
         placeholder=_number(values, checkpoint, "audio_token_id", default=24),
         filled=True,
+        begin="[BEGIN_AUDIO]",
     )
 
 
@@ -103,6 +106,8 @@ def _qwen2_5_omni(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInp
         window_frames=max(1, _LONGEST // window) * window,
         group=2,
         placeholder=_number(thinker, checkpoint, "audio_token_index", "audio_token_id", default=151646),
+        begin="<|audio_bos|>",
+        end="<|audio_eos|>",
         max_frames=FRAMES_PER_SECOND * _longest_seconds(checkpoint),
     )
 
@@ -118,6 +123,8 @@ def _qwen3_omni(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInput
         placeholder=_number(thinker, checkpoint, "audio_token_id", default=151646),
         chunk=STRIDE * max(1, _number(audio, checkpoint, "n_window", default=50)),
         bare=True,
+        begin="<|audio_start|>",
+        end="<|audio_end|>",
     )
 
 

@@ -54,7 +54,7 @@ def _facts_of(encoder: MediaEncoderSpec, checkpoint: Checkpoint, spec: ModelSpec
 
 
 def _refuse(kind: MediaKind, error: CheckpointError, checkpoint: Checkpoint) -> None:
-    """Log that the model takes none of a kind of media; raise the error where the user named the file of its encoder."""
+    """Log that the model takes none of a kind of media, or raise the error if the user named the encoder's file."""
     if checkpoint.media is not None and not checkpoint.media.is_beside:
         raise error
     logger.warning("this model takes no %ss: %s", kind, error)

@@ -1,4 +1,4 @@
-"""Reads llama.cpp's `mmproj` files, which add a vision tower, an audio encoder or both to the GGUF file of a text model.
+"""Reads llama.cpp's `mmproj` files, which add a vision tower, an audio encoder or both to a text model's GGUF file.
 
     general.architecture    clip
     clip.projector_type     with the text model, the family; of a file with two encoders,

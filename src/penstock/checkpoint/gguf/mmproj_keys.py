@@ -1,4 +1,4 @@
-"""The input of readers of llama.cpp's `mmproj` files: the keys and tensors of an encoder, and the text model's config."""
+"""The input of readers of llama.cpp's `mmproj` files: an encoder's keys and tensors, and the text model's config."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from penstock.errors import CheckpointError
 Section = Literal["vision", "audio"]
 """An encoder of a file; its keys begin with `clip.` and this name, its tensors with the first letter."""
 EncoderSettings = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
-"""What a projector's reader finds: entries of `config.json`, its section of the encoder, and the processor's settings."""
+"""What a projector's reader finds: entries of `config.json`, its section of the encoder, the processor's settings."""
 _LARGEST = 2**26
 """Largest size that is plausible."""
 _MEDIA = {"vision": "images", "audio": "sounds"}
@@ -40,9 +40,8 @@ class GivenEncoder:
         tokens = self.vocabulary.string_array("tokenizer.ggml.tokens")
         found = next((token for text in texts if tokens and (token := tokens.find(text)) is not None), None)
         if found is None:
-            raise CheckpointError(
-                f"the vocabulary of {self.vocabulary.file} lacks {' or '.join(texts)}, which {_MEDIA[self.section]} need"
-            )
+            missing, media = " or ".join(texts), _MEDIA[self.section]
+            raise CheckpointError(f"the vocabulary of {self.vocabulary.file} lacks {missing}, which {media} need")
         return found
 
     def size(self, key: str, default: int | None = None) -> int:
