@@ -96,10 +96,11 @@ def test_a_chat_template_that_does_not_know_sounds_gets_their_tokens_as_text(
 def test_options_leave_encoders_out(tmp_path: Path) -> None:
     made, model = omni.make("Qwen2.5-Omni", tmp_path / "folder"), tmp_path / "text.gguf"
     write_with_sounds(made.folder, model, template=omni.TEMPLATE)
-    picture = {"type": "image", "image": omni.png_of(made.media[0])}
+    first: Any = made.media[0]
+    picture = {"type": "image", "image": omni.png_of(first)}
     sound = {"type": "audio", "audio": made.media[1]}
     for option, refused, taken in (("images", picture, sound), ("sounds", sound, picture)):
-        with LLM(str(model), **OPTIONS, **{option: False}) as llm:
+        with LLM(str(model), **(OPTIONS | {option: False})) as llm:
             assert llm.chat([{"role": "user", "content": [taken]}], GREEDY)
             with pytest.raises(InvalidRequestError, match=f"not {option}"):
                 llm.chat([{"role": "user", "content": [refused]}], GREEDY)

@@ -18,11 +18,12 @@ from penstock.errors import CheckpointError
 from penstock.kernels.ops import Ops
 from penstock.kernels.reference_ops import reference_ops
 from penstock.models.registry import read_facts
-from tests.kernels.versions import needs_native, recording_table
+from tests.kernels.versions import recording_table
 from tests.support import omni, sounds
 from tests.support.gguf_files import finish
 from tests.support.gguf_sounds import write_with_sounds
 from tests.support.gguf_vision import write_with_vision
+from tests.support.needs import needs_native
 from tests.support.vision import Looker
 from tests.support.vision import make as make_vision
 
