@@ -74,7 +74,7 @@ def write_with_sounds(
     """Write the text model of the checkpoint in `folder` to `path`, and its encoders beside it as `mmproj`.
 
     Args:
-        stored: the type of the audio encoder's convolutions, F16 in most files.
+        stored: the type of the audio encoder's tensors with several axes, but for its positions.
         extra: more tensors, or others.
         template: the chat template, with the folder's names of tokens; the folder's tokenizer is then written, too.
     """
@@ -118,7 +118,7 @@ def write_mmproj(
     rng = np.random.default_rng(0)
     converted = {stored_name(name, names): one for name, one in _converted(heard, config)}
     for name, one in {**converted, **extra}.items():
-        kind = GGMLQuantizationType[stored if ".conv" in name and name.endswith(".weight") else "F32"]
+        kind = GGMLQuantizationType[stored if one.dim() > 1 and "position" not in name else "F32"]
         writer.add_tensor(name, encode(one.contiguous().numpy(), kind, rng), raw_dtype=kind)
     finish(writer, path)
 

@@ -234,9 +234,8 @@ def _known(keys: Keys, section: Section, projector: str) -> str:
 
 def _kind(projectors: Mapping[Section, str], file: GGUFFile) -> str:
     """The key of `FAMILIES`."""
-    if projectors.get("vision") == "pixtral" and MERGER in file.tensors:
-        return "pixtral with a merger"
-    return " and ".join(dict.fromkeys(projectors.values()))
+    merges = {"pixtral": "pixtral with a merger"} if MERGER in file.tensors else {}
+    return " and ".join(dict.fromkeys(merges.get(projector, projector) for projector in projectors.values()))
 
 
 def _unread(keys: Keys, section: Section) -> dict[str, bool]:
