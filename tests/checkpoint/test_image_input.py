@@ -69,7 +69,9 @@ OMNI = {"model_type": "qwen3_omni_moe", "thinker_config": {"vision_config": {"pa
 GEMMA4 = {"model_type": "gemma4", "image_token_id": 9, "boi_token_id": 7, "eoi_token_id": 8}
 LFM2 = {"model_type": "lfm2_vl", "downsample_factor": 2}
 MISTRAL3 = {
-    **{"model_type": "mistral3", "image_token_id": 9, "spatial_merge_size": 2},
+    "model_type": "mistral3",
+    "image_token_id": 9,
+    "spatial_merge_size": 2,
     "vision_config": {"model_type": "pixtral", "patch_size": 14},
 }
 

@@ -2,7 +2,7 @@
 
 config.json                the family, the ids of placeholder tokens, sizes of the tower
 preprocessor_config.json   sizes, filter, mean and deviation of pictures
-processor_config.json      the same in newer checkpoints, within `image_processor`; sizes by which placeholders are counted
+processor_config.json      the same in newer checkpoints, within `image_processor`; sizes of counted patches
 mmproj*.gguf               all of this, beside a GGUF file of a text model
 """
 
@@ -167,8 +167,8 @@ def _check_agreed(processor: _Settings, key: str, tower: _Settings, tower_key: s
     """
     if (given := processor.side(key, default=value)) != value:
         raise CheckpointError(
-            f"{processor.file}: {key} is {given}, but the vision tower's {tower_key} ({tower.file}) is {value}: correct "
-            "the one that is wrong, or start with --no-images"
+            f"{processor.file}: {key} is {given}, but the vision tower's {tower_key} ({tower.file}) is {value}: "
+            "correct the one that is wrong, or start with --no-images"
         )
 
 

@@ -42,10 +42,7 @@ CONFIGS = {
     "qwen": {"model_type": "qwen3_vl", "vision_config": {"patch_size": 8}, **IDS},
     "smolvlm": {"model_type": "smolvlm", "scale_factor": 2, "vision_config": {"patch_size": 8}, **IDS},
     "gemma3": {"model_type": "gemma3", "mm_tokens_per_image": 16, "vision_config": {"patch_size": 7}, **IDS},
-    "gemma4": {
-        **{"model_type": "gemma4", "vision_config": {"patch_size": 4}},
-        **{"boi_token_id": 7, "eoi_token_id": 8, **IDS},
-    },
+    "gemma4": {"model_type": "gemma4", "boi_token_id": 7, "eoi_token_id": 8, "vision_config": {"patch_size": 4}} | IDS,
     "pixtral": {"model_type": "mistral3", "vision_config": {"patch_size": 7, "model_type": "pixtral"}, **IDS},
     "internvl": {"model_type": "internvl", "vision_config": {"patch_size": [8, 8], "image_size": [48, 48]}, **IDS},
 }
