@@ -8,6 +8,8 @@ import httpx
 import ollama
 import pytest
 
+from penstock.checkpoint.created import name_adapter
+from penstock.checkpoint.created import write_adapter as write_stored
 from tests.server.running import RunningServer, running_server
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_tiny_llama
@@ -62,9 +64,11 @@ def test_what_clients_added_survives_replacement_and_restarts(tiny_llama: Path, 
         client.delete("tuned")
         client.delete("chat")
         kill(second)
+    remains = name_adapter(write_stored({}, tmp_path / "added.json"), "killed")
     single = ("--model", str(tiny_llama), "--served-model-name", "tiny", *flags)
     with running_server(*single) as third, ollama.Client(third.url) as client:
         assert names_of(client) == ["tiny", "small", "mario"]
+        assert not remains.exists()
         assert said(client, "small")
         assert any("not those that were added to an earlier one: mario;" in line for line in third.log)
         kill(third)

@@ -239,7 +239,9 @@ def test_the_files_of_a_removed_adapter_stay_until_its_requests_have_ended(tiny_
     monkeypatch.setattr(AdapterNames, "read", lambda _self, name, path: Adapter(name, path, "2" * 64, 0))
 
     async def talk(http, served):
-        paths = [name_adapter(write_adapter({"weights": weights}), name) for name in ("x", "y", "z")]
+        paths = [
+            name_adapter(write_adapter({"weights": weights}, tmp_path / "added.json"), name) for name in ("x", "y", "z")
+        ]
         for name, path in zip(("x", "y", "z"), paths, strict=True):
             served.main.adapters.add(Adapter(name, str(path), "1" * 64, 0))
         running = [asyncio.ensure_future(complete(http, name, HELD, max_tokens=5)) for name in ("x", "y", "z")]

@@ -10,14 +10,14 @@ commands, keep each other's changes.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.checkpoint.created import remove_adapter
-from penstock.checkpoint.data_folder import data_folder, locked, replace_synced, write_synced
+from penstock.checkpoint.created import remove_adapter, remove_other_adapters
+from penstock.checkpoint.data_folder import data_folder, locked, replace_synced, shared, write_synced
 from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 
@@ -130,6 +130,31 @@ class AddedFile:
                     replace_synced(draft, self.path)
         except OSError as error:
             raise CheckpointError(f"the list of added models cannot be written to {self.path}: {error}") from error
+
+
+def list_of(file: AddedFile | None) -> Path:
+    """The path of a server's list, by which its uploaded adapters are told from those of others; servers that keep
+    nothing have one, where there is no file.
+    """
+    return _folder() / "unlisted" if file is None else file.path
+
+
+@contextmanager
+def held_by_server(file: AddedFile | None) -> Iterator[None]:
+    """Context of a running server of a list. The first of several deletes uploaded adapters that are not in the list:
+    servers that were killed leave them.
+    """
+    path = list_of(file)
+
+    def clean() -> None:
+        with suppress(CheckpointError):
+            listed = Added() if file is None else file.read()
+            remove_other_adapters(path, {adapter.path for adapter in listed.adapters.values()})
+
+    with ExitStack() as stack:
+        with suppress(OSError):  # without a writable folder nothing is uploaded
+            stack.enter_context(shared(path.with_name(f"{path.name}.servers"), clean))
+        yield
 
 
 def file_of_address(port: int, uds: str | None = None) -> AddedFile | None:

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import __version__
-from penstock.checkpoint.added import Added, AddedFile
+from penstock.checkpoint.added import Added, AddedFile, held_by_server
 from penstock.checkpoint.checkpoint import describe, open_model
 from penstock.config.engine_config import EngineConfig
 from penstock.dataclass import dataclass
@@ -84,7 +84,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     if models is not None:
         engine_config = models.models[0].config  # of the one that is loaded first
     # The address first: a port in use is no reason to load a model. Connections wait in its backlog.
-    with bound(server_config) as listener, _launched(engine_config, server_config, stop) as links:
+    with bound(server_config) as listener, held_by_server(file), _launched(engine_config, server_config, stop) as links:
         return _run(links, engine_config, server_config, listener, stop, models, added)
 
 

@@ -138,7 +138,7 @@ async def _add_adapter(body: CreateBody, name: str, request: Request, context: C
     files = {file: find_blob(digest, "adapters") for file, digest in body.adapters.items()}
 
     def store() -> Adapter:
-        folder = write_adapter(files)
+        folder = write_adapter(files, added_of(request).path)
         try:
             adapter = call.engine.adapters.read(name, str(folder))
             return replace(adapter, path=str(name_adapter(folder, name)))
