@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -20,6 +22,7 @@ from penstock.api.request import Adapter
 from penstock.checkpoint import checkpoint
 from penstock.checkpoint.added import Added, AddedAdapter, AddedFile
 from penstock.checkpoint.created import created_models, find_created, name_adapter, write_adapter
+from penstock.checkpoint.data_folder import data_folder, locked
 from penstock.config.engine_config import EngineConfig
 from penstock.errors import AdapterError, OverloadedError
 from penstock.fleet.link import EngineLink
@@ -313,6 +316,36 @@ def test_a_model_that_is_created_while_one_of_its_name_is_deleted_keeps_its_file
         assert (await http.request("DELETE", "/api/delete", json={"model": "mario"})).status_code == 200
 
     with_models(talk, {"a": tiny_llama})
+
+
+@pytest.mark.parametrize("path", ["chat", "generate", "embed", "embeddings", "show"])
+def test_a_call_that_waits_for_a_change_of_another_process_does_not_stop_the_others(
+    tiny_llama, tmp_path, monkeypatch, path
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    (data_folder() / "created" / ".deleted-other").mkdir(parents=True)
+    is_locked, goes_on = threading.Event(), threading.Event()
+
+    def change():
+        with locked(data_folder() / ".lock"):
+            is_locked.set()
+            goes_on.wait(3)  # a loop that stands still does not set it
+
+    async def talk(http, _engine, _app):
+        with ThreadPoolExecutor(1) as other:
+            other.submit(change)
+            assert is_locked.wait(30)
+            began, body = time.monotonic(), {"model": "unknown", "prompt": "Hi", "input": "Hi", "messages": []}
+            asking = asyncio.ensure_future(http.post(f"/api/{path}", json=body))
+            await asyncio.sleep(0.2)
+            assert (await http.get("/api/version")).status_code == 200
+            assert time.monotonic() - began < 2, "the loop stood still"
+            assert not asking.done()
+            goes_on.set()
+            answer = await asking
+            assert answer.status_code == 404, answer.text
+
+    with_app(talk, tiny_llama)
 
 
 def test_what_is_no_name_or_no_whole_model_is_refused(tiny_llama, tmp_path, monkeypatch):

@@ -173,7 +173,7 @@ async def show(body: ShowBody, context: ContextOf, listed: ListedOf) -> ShownMod
 
 
 async def _shown(asked: str | None, call: Call, serving: Serving) -> ShownModel:
-    name = choose_model(call, asked)
+    name = await choose_model(call, asked)
     summary, info, tokenizer = await _summary(call), call.engine.info, call.engine.tokenizer
     parent = tagged(call.model_names[0]) if call.adapter is not None and call.model_names else ""
     template = "" if tokenizer is None else tokenizer.chat_template_source
@@ -324,7 +324,9 @@ async def _delete(name: str, request: Request, listed: Sequence[Listed]) -> None
             return
         await _stop_serving(request, model)
         listed = [other for other in listed if other is not model]
-        if folder is None or not users_of([model], folder) or users_of(listed, folder):
+        if folder is None or not await asyncio.to_thread(users_of, [model], folder):
+            return
+        if await asyncio.to_thread(users_of, listed, folder):
             return
     is_forgotten = model is None and await added_of(request).forget(name.removesuffix(LATEST))
     if folder is None and not is_forgotten:
