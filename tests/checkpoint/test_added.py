@@ -1,6 +1,7 @@
 """The files of what servers were given: many servers and commands change them at once, and any may be killed."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -80,9 +81,9 @@ print(total)
 """
 NAMES = st.sampled_from("abc")
 CHANGES = st.one_of(
-    st.tuples(st.sampled_from([Added.with_model, Added.without_model, Added.without_name]), NAMES).map(
-        lambda drawn: partial(drawn[0], name=drawn[1])
-    ),
+    st.tuples(
+        st.sampled_from([Added.with_model, Added.without_model, Added.without_own_name, Added.without_name]), NAMES
+    ).map(lambda drawn: partial(drawn[0], name=drawn[1])),
     st.tuples(NAMES, NAMES).map(lambda drawn: partial(Added.with_name, name=drawn[0], model=drawn[1])),
     st.tuples(NAMES, NAMES).map(
         lambda drawn: partial(Added.with_adapter, name=drawn[0], adapter=AddedAdapter(drawn[1], "/path"))
@@ -111,6 +112,22 @@ def test_each_name_has_one_meaning(changes):
         added = change(added)
         assert len(set(added.models)) == len(added.models)
         assert not added.names.keys() & added.adapters.keys()
+        assert len(set(added.deleted)) == len(added.deleted)
+        assert all(name in added.models and added.names_of(name) for name in added.deleted)
+
+
+def test_a_model_whose_own_name_was_deleted_goes_with_its_last_name():
+    added = Added().with_model("a").with_name("b", "a").with_adapter("sql", AddedAdapter("a", "/path"))
+    without = added.without_own_name("a")
+    assert without == replace(added, deleted=("a",))
+    assert without.with_name("a", "a") == without.with_model("a") == added
+    assert without.without_name("b") == added.without_name("b").without_own_name("a") == Added()
+
+
+def test_files_of_older_versions_are_read(tmp_path):
+    file = AddedFile(tmp_path / "added.json")
+    file.path.write_text('{"models": ["a"], "names": {"b": "a"}, "adapters": {}}')
+    assert file.read() == Added(("a",), {"b": "a"})
 
 
 def test_a_file_is_whole_whichever_step_of_a_change_is_the_last(tmp_path):
@@ -155,7 +172,9 @@ def test_without_a_home_nothing_was_added(tmp_path):
     assert AddedFile(tmp_path / "home" / "servers" / "port-1.json").read() == Added()
 
 
-def test_in_a_home_that_may_not_be_entered_nothing_is_found(monkeypatch):
+def test_in_a_home_that_may_not_be_entered_nothing_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
     def stat(path, **_options):
         raise PermissionError(path)
 

@@ -74,6 +74,14 @@ def test_what_clients_added_survives_replacement_and_restarts(tiny_llama: Path, 
         kill(third)
     with running_server(*several) as last, ollama.Client(last.url) as client:
         assert names_of(client) == ["tiny", "small", "mario"]
+        client.copy("mario", "luigi")
+        before = said(client, "mario")
         client.delete("mario")
         assert httpx.get(f"{last.url}/v1/models/mario").status_code == 404
+        kill(last)
+    with running_server(*several) as again, ollama.Client(again.url) as client:
+        assert names_of(client) == ["tiny", "small", "luigi"]
+        assert any("and are served again: small, luigi (" in line for line in again.log)
+        assert said(client, "luigi") == before
+        client.delete("luigi")
         assert '"mario"' not in (tmp_path / "added.json").read_text()

@@ -230,10 +230,67 @@ def test_names_and_adapters_stay_when_a_model_is_replaced_and_what_does_not_fit_
         for name in ("chat", "again"):
             assert (await http.request("DELETE", "/api/delete", json={"model": name})).status_code == 200
         assert file.read() == Added(("mario",), {"gpt/4": "mario"})
-        assert (await http.request("DELETE", "/api/delete", json={"model": "mario"})).status_code == 200
+        for name in ("mario", "gpt/4"):
+            assert (await http.request("DELETE", "/api/delete", json={"model": name})).status_code == 200
         assert file.read() == Added()
 
     with_models(talk, {"a": tiny_llama, "b": tiny_llama}, added=file)
+
+
+def test_a_copy_stays_when_its_source_is_deleted(tiny_llama, tmp_path):
+    """As in Ollama, whose copies are models of their own."""
+    file = AddedFile(tmp_path / "added.json")
+
+    async def talk(http, served):
+        async def change(method, path, **body):
+            answer = await http.request(method, f"/api/{path}", json=body)
+            return answer.status_code, answer.text
+
+        async def copy(source, destination):
+            return await change("POST", "copy", source=source, destination=destination)
+
+        async def delete(name):
+            return (await change("DELETE", "delete", model=name))[0]
+
+        made = {"model": "mario", "from": "b", "system": "You are Mario.", "stream": False}
+        assert (await change("POST", "create", **made))[0] == 200
+        assert ((await copy("mario", "chat"))[0], (await copy("b", "other"))[0]) == (200, 200)
+        assert [await delete(name) for name in ("mario:latest", "b", "mario", "b")] == [200, 200, 404, 404]
+        assert await names(http) == ["a", "other", "chat"]
+        assert file.read() == Added(("mario",), {"chat": "mario", "other": "b"}, {}, ("mario",))
+        for name, status in (("chat", 200), ("other", 200), ("mario", 404), ("b", 404)):
+            answer = await complete(http, name)
+            assert answer.status_code == status, name
+        assert "'a' or 'other' or 'chat' is" in answer.json()["error"]["message"]
+        assert (await http.post("/api/show", json={"model": "chat"})).json()["system"] == "You are Mario."
+        assert (await copy("mario", "again"))[0] == 404
+        for status, text in (await change("POST", "create", **made), await copy("a", "mario"), await copy("a", "b")):
+            assert (status, "is still served as" in text) == (400, True), text
+        assert (await copy("chat", "mario"))[0] == 200
+        assert await names(http) == ["a", "other", "chat", "mario"]
+        assert file.read() == Added(("mario",), {"chat": "mario", "other": "b"})
+        assert [await delete(name) for name in ("mario", "other")] == [200, 200]
+        assert created_models()
+        assert (await change("POST", "pull", model="mario", stream=False))[0] == 200
+        assert await names(http) == ["a", "chat", "mario"]
+        assert [await delete(name) for name in ("mario", "chat")] == [200, 200]
+        assert await names(http) == ["a"]
+        assert file.read() == Added()
+        assert not created_models(), "the files go with the last name"
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama}, added=file)
+
+
+def test_a_single_model_keeps_its_last_name(tiny_llama):
+    async def talk(http, _engine, app):
+        own = app.state.serving.names.own
+        copied = await http.post("/api/copy", json={"source": own, "destination": "chat"})
+        assert copied.status_code == 200, copied.text
+        for name, status in ((own, 200), ("chat", 400)):
+            assert (await http.request("DELETE", "/api/delete", json={"model": name})).status_code == status
+        assert await names(http) == ["chat"]
+
+    with_app(talk, tiny_llama, config=ADMIN)
 
 
 def test_the_files_of_a_removed_adapter_stay_until_its_requests_have_ended(tiny_llama, tmp_path, monkeypatch):
