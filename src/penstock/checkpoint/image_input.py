@@ -134,7 +134,7 @@ def _processor(checkpoint: Checkpoint) -> _Settings:
                 return _Settings(inner, str(file))
     raise CheckpointError(
         f"{checkpoint.path} has neither a preprocessor_config.json nor a processor_config.json with an "
-        "image_processor, which image input needs: add it, or start with --no-images"
+        "image_processor, which image input needs: add it, or start with images=False (--no-images)"
     )
 
 
@@ -168,7 +168,7 @@ def _check_agreed(processor: _Settings, key: str, tower: _Settings, tower_key: s
     if (given := processor.side(key, default=value)) != value:
         raise CheckpointError(
             f"{processor.file}: {key} is {given}, but the vision tower's {tower_key} ({tower.file}) is {value}: "
-            "correct the one that is wrong, or start with --no-images"
+            "correct the one that is wrong, or start with images=False (--no-images)"
         )
 
 
@@ -266,7 +266,9 @@ def _gemma4(config: _Settings, processor: _Settings) -> ImageInput:
 
 def _pixtral(config: _Settings, processor: _Settings) -> ImageInput:
     if config.within("vision_config").values.get("model_type") != "pixtral":  # LLaVA with another tower
-        raise CheckpointError(f"{config.file}: images of this vision tower are not supported: start with --no-images")
+        raise CheckpointError(
+            f"{config.file}: images of this vision tower are not supported: start with images=False (--no-images)"
+        )
     return ImageInput(
         processor="pixtral",
         patch_size=config.within("vision_config").side("patch_size"),
