@@ -116,7 +116,7 @@ def _other_way(architectures: Sequence[str]) -> str:
     names = re.findall(r'"(\w+)"\)', decoders.partition("\n)")[0])
     if set(names).isdisjoint(architectures):
         return ""
-    return "; --backend transformers may run it, more slowly, by the class that transformers has for it"
+    return "; backend transformers may run it, more slowly, by the class that transformers has for it"
 
 
 _AUTO_MODELS = "models/auto/modeling_auto.py"

@@ -133,7 +133,7 @@ def open_gguf(path: Path, types: Sequence[str] = ("model",)) -> GGUFFile:
     metadata = Metadata(path, first.metadata)
     kind = metadata.find("general.type", str) or types[-1]
     if kind not in types:
-        hint = "; give it to its base model with --adapter NAME=FILE" * (kind == "adapter")
+        hint = "; give it to its base model as adapter NAME=FILE (--adapter)" * (kind == "adapter")
         raise CheckpointError(f"{path} is no {types[0]}: its general.type is {shown(kind)}, not {types[0]}{hint}")
     headers = [first, *(_read_part(part, metadata) for part in _other_parts(path, metadata))]
     tensors: dict[str, TensorInfo] = {}
