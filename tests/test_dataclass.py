@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import typing
 from dataclasses import FrozenInstanceError, field, replace
 from typing import Any
 
@@ -75,6 +76,33 @@ def test_instances_look_compare_and_copy_as_those_of_the_standard_library(number
     assert repr(copy.deepcopy(made)) == repr(made)
     assert dataclasses.asdict(made) == dataclasses.asdict(expected)  # type: ignore[call-overload]
     assert str(inspect.signature(QUICK[number])) == str(inspect.signature(STANDARD[number]))
+    assert typing.get_type_hints(QUICK[number].__init__) == typing.get_type_hints(STANDARD[number].__init__)
+
+
+def test_annotations_that_are_strings_are_resolved_in_the_classs_module() -> None:
+    def make(dataclass: Any) -> Any:
+        @dataclass(frozen=True, slots=True)
+        class Tree:
+            """With a type that is a name."""
+
+            stored: "Stored"
+            more: "list[Stored] | None" = None
+
+        return Tree
+
+    made, expected = make(quick), make(dataclasses.dataclass)
+    assert typing.get_type_hints(made.__init__) == typing.get_type_hints(expected.__init__)
+    assert typing.get_type_hints(made.__init__)["stored"] is Stored
+    signatures = [inspect.signature(cls, eval_str=True) for cls in (made, expected)]
+    assert str(signatures[0]) == str(signatures[1])
+    assert made.__init__.__globals__ is expected.__init__.__globals__
+    names = globals().keys()
+    assert not {"__init__", "__make__"} & names, "nothing of the class's making is left in its module"
+
+
+def test_a_class_of_no_module_is_made() -> None:
+    cls: Any = quick(frozen=True)(type("Alone", (), {"__annotations__": {"x": int}, "__module__": "nowhere"}))
+    assert cls(3).x == 3
 
 
 def test_a_frozen_class_cannot_be_changed_and_its_copies_can() -> None:

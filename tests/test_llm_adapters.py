@@ -194,7 +194,7 @@ def test_those_not_needed_for_longest_give_way_and_come_back(
     options = OPTIONS | {"adapter_memory": "80KiB"}  # "b" takes 192 KiB, "a" 32
     small = {name: path for name, path in adapters.items() if name != "b"}
     with LLM(str(tiny_llama), adapter=listed(small), **options) as llm:
-        with pytest.raises(AdapterError, match=r"'b' has .* raise --adapter-memory"):
+        with pytest.raises(AdapterError, match=r"'b' has .* raise adapter_memory"):
             llm.load_adapter("b", str(adapters["b"]))
         for name in ("a", "c"):
             assert answers(llm, name) == alone[name]

@@ -5,6 +5,7 @@ compiled when it is first needed. Not supported, as Penstock does not use them: 
 """
 
 import dataclasses
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -101,8 +102,12 @@ def _compile_init(cls: Any, *, frozen: bool) -> Any:
     taken = [field for field in listed if field.init]
     by_name = [_parameter(field) for field in taken if field.kw_only]
     parameters = [_parameter(field) for field in taken if not field.kw_only] + ["*", *by_name] * bool(by_name)
-    exec(f"def __init__({', '.join(['self', *parameters])}):\n " + "\n ".join(lines or ["pass"]), scope)
-    init = scope["__init__"]
+    head, body = f" def __init__({', '.join(['self', *parameters])}):", lines or ["pass"]
+    made: dict[str, Any] = {}
+    # compiled in the class's module, by whose names annotations that are strings are resolved
+    names = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+    exec("\n  ".join([f"def __make__({', '.join(scope)}):\n{head}", *body]) + "\n return __init__", names, made)
+    init = made["__make__"](**scope)
     init.__annotations__ = {field.name: field.type for field in taken} | {"return": None}
     init.__module__, init.__qualname__ = cls.__module__, f"{cls.__qualname__}.__init__"
     return init

@@ -1,6 +1,7 @@
 """The files of what servers were given: many servers and commands change them at once, and any may be killed."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,11 +15,75 @@ from penstock.checkpoint.created import created_models, find_created
 from penstock.errors import CheckpointError
 from tests.support.kills import run_killed
 
+UPLOADED = """
+import shutil
+from functools import partial
+from penstock.checkpoint.added import Added, AddedAdapter, AddedFile, forget_name, held_by_server, list_of
+from penstock.checkpoint.created import blob_path, name_adapter, remove_adapter, write_adapter
+
+file, other = AddedFile(folder / "added.json"), AddedFile(folder / "other.json")
+
+def upload(to=file, name="sql"):
+    path = name_adapter(write_adapter({"x.gguf": blob_path("a")}, list_of(to)), name)
+    if to is not None:
+        to.change(partial(Added.with_adapter, name=name, adapter=AddedAdapter("model", str(path))))
+
+def delete():
+    path = file.read().adapters["sql"].path
+    file.change(partial(Added.without_name, name="sql"))
+    remove_adapter(Path(path))
+
+def start(of):
+    with held_by_server(of):
+        pass
+
+def folders():
+    return sorted(map(str, folder.glob("penstock/models/adapters/[!.]*")))
+
+def listed():
+    return sorted(one.path for each in (file, other) for one in each.read().adapters.values())
+
+left, total = 0, 0
+for change in (upload, delete):
+    for killed_at in range(100):
+        shutil.rmtree(folder / "penstock", ignore_errors=True)
+        for each in (file, other):
+            each.path.unlink(missing_ok=True)
+        blob_path("a").parent.mkdir(parents=True)
+        blob_path("a").touch()
+        upload(other, "theirs")
+        if change is delete:
+            upload()
+        done = killed(killed_at, change)
+        before = folders()
+        left += before != listed()
+        with held_by_server(file):  # which runs, and is in the middle of a change
+            running = folders()
+            start(file)
+            assert folders() == running
+            start(other)
+            start(None)
+            assert folders() == running
+        start(file)
+        assert folders() == listed()
+        assert Path(other.read().adapters["theirs"].path, "x.gguf").exists()
+        total += 1
+        if done:
+            break
+upload(None, "unlisted")
+start(file)
+start(other)
+assert folders() != listed()
+start(None)
+assert folders() == listed()
+assert left > 1
+print(total)
+"""
 NAMES = st.sampled_from("abc")
 CHANGES = st.one_of(
-    st.tuples(st.sampled_from([Added.with_model, Added.without_model, Added.without_name]), NAMES).map(
-        lambda drawn: partial(drawn[0], name=drawn[1])
-    ),
+    st.tuples(
+        st.sampled_from([Added.with_model, Added.without_model, Added.without_own_name, Added.without_name]), NAMES
+    ).map(lambda drawn: partial(drawn[0], name=drawn[1])),
     st.tuples(NAMES, NAMES).map(lambda drawn: partial(Added.with_name, name=drawn[0], model=drawn[1])),
     st.tuples(NAMES, NAMES).map(
         lambda drawn: partial(Added.with_adapter, name=drawn[0], adapter=AddedAdapter(drawn[1], "/path"))
@@ -47,10 +112,30 @@ def test_each_name_has_one_meaning(changes):
         added = change(added)
         assert len(set(added.models)) == len(added.models)
         assert not added.names.keys() & added.adapters.keys()
+        assert len(set(added.deleted)) == len(added.deleted)
+        assert all(name in added.models and added.names_of(name) for name in added.deleted)
+
+
+def test_a_model_whose_own_name_was_deleted_goes_with_its_last_name():
+    added = Added().with_model("a").with_name("b", "a").with_adapter("sql", AddedAdapter("a", "/path"))
+    without = added.without_own_name("a")
+    assert without == replace(added, deleted=("a",))
+    assert without.with_name("a", "a") == without.with_model("a") == added
+    assert without.without_name("b") == added.without_name("b").without_own_name("a") == Added()
+
+
+def test_files_of_older_versions_are_read(tmp_path):
+    file = AddedFile(tmp_path / "added.json")
+    file.path.write_text('{"models": ["a"], "names": {"b": "a"}, "adapters": {}}')
+    assert file.read() == Added(("a",), {"b": "a"})
 
 
 def test_a_file_is_whole_whichever_step_of_a_change_is_the_last(tmp_path):
     assert run_killed(KILLED, tmp_path) >= 4, "steps between which it was killed"
+
+
+def test_uploaded_adapters_that_a_killed_server_left_are_deleted_by_the_next_one_of_its_list(tmp_path):
+    assert run_killed(UPLOADED, tmp_path) > 15
 
 
 def test_servers_of_one_file_keep_each_others_changes(tmp_path):
@@ -87,7 +172,9 @@ def test_without_a_home_nothing_was_added(tmp_path):
     assert AddedFile(tmp_path / "home" / "servers" / "port-1.json").read() == Added()
 
 
-def test_in_a_home_that_may_not_be_entered_nothing_is_found(monkeypatch):
+def test_in_a_home_that_may_not_be_entered_nothing_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
     def stat(path, **_options):
         raise PermissionError(path)
 

@@ -101,7 +101,8 @@ def test_adapters_of_one_name_do_not_destroy_each_other(tmp_path, monkeypatch):
     blob = created.blob_path("a" * 64)
     blob.parent.mkdir(parents=True)
     blob.touch()
-    first, second = (created.name_adapter(created.write_adapter({"x.gguf": blob}), "a/b:1") for _ in range(2))
+    owner = tmp_path / "added.json"
+    first, second = (created.name_adapter(created.write_adapter({"x.gguf": blob}, owner), "a/b:1") for _ in range(2))
     created.remove_adapter(first)
     assert (second / "x.gguf").exists()
     created.remove_adapter(second)

@@ -37,7 +37,7 @@ def test_settings_are_read_from_either_file(tmp_path):
     ("config", "processor", "words"),
     [
         (QWEN, None, "neither a preprocessor_config.json"),
-        ({"model_type": "qwen3_vl"}, PROCESSOR, "has no image_token_id"),
+        ({"model_type": "qwen2_vl"}, PROCESSOR, "has no image_token_id"),
         (QWEN, {"patch_size": 0}, "patch_size must be above 0"),
         (QWEN, {"max_pixels": 10**12}, "max_pixels must be a number from 0"),
         (QWEN, {"patch_size": "x"}, "patch_size must be a number from 0"),
@@ -62,6 +62,62 @@ def test_settings_are_read_from_either_file(tmp_path):
 def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path, config, processor, words):
     with pytest.raises(CheckpointError, match=words):
         read_image_input(checkpoint(tmp_path, config, processor))
+
+
+QWEN3 = {"model_type": "qwen3_vl", "image_token_id": 9}
+OMNI = {"model_type": "qwen3_omni_moe", "thinker_config": {"vision_config": {"patch_size": 16}}}
+GEMMA4 = {"model_type": "gemma4", "image_token_id": 9, "boi_token_id": 7, "eoi_token_id": 8}
+LFM2 = {"model_type": "lfm2_vl", "downsample_factor": 2}
+MISTRAL3 = {
+    "model_type": "mistral3",
+    "image_token_id": 9,
+    "spatial_merge_size": 2,
+    "vision_config": {"model_type": "pixtral", "patch_size": 14},
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "given", "tower_key", "value"),
+    [
+        (QWEN | {"vision_config": {"patch_size": 14}}, "patch_size", 16, "patch_size", 14),
+        (QWEN3, "patch_size", 14, "patch_size", 16),
+        (QWEN3, "merge_size", 4, "spatial_merge_size", 2),
+        (QWEN3, "temporal_patch_size", 1, "temporal_patch_size", 2),
+        (OMNI, "patch_size", 14, "patch_size", 16),
+        (GEMMA4, "patch_size", 14, "patch_size", 16),
+        (GEMMA4, "pooling_kernel_size", 2, "pooling_kernel_size", 3),
+        (LFM2, "encoder_patch_size", 14, "patch_size", 16),
+        (LFM2, "downsample_factor", 4, "downsample_factor", 2),
+    ],
+)
+def test_a_processor_whose_patches_are_not_the_towers_is_refused(tmp_path, config, key, given, tower_key, value):
+    made = checkpoint(tmp_path, config, {key: given})
+    with pytest.raises(CheckpointError) as raised:
+        read_image_input(made)
+    processor, config_file = tmp_path / "preprocessor_config.json", tmp_path / "config.json"
+    assert f"{processor}: {key} is {given}, but the vision tower's {tower_key} ({config_file}) is {value}" in str(
+        raised.value
+    )
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    silent = read_image_input(made)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({key: value}))
+    assert read_image_input(made) == silent, "settings that the processor does not state are the tower's"
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "given"),
+    [(MISTRAL3, "patch_size", 16), (MISTRAL3, "spatial_merge_size", 1), (LLAMA4, "patch_size", 16)],
+)
+def test_a_processor_that_counts_other_patches_than_the_towers_is_refused(tmp_path, config, key, given):
+    """`PixtralProcessor` and `Llama4Processor` count by settings beside those of the image processor."""
+    size = {"size": {"height": 336, "width": 336}} if config is LLAMA4 else {}
+    made = checkpoint(tmp_path, config, size | {"patch_size": 4})
+    assert read_image_input(made).patch_size == 14, "the image processor's own patch_size is not read by these two"
+    (tmp_path / "processor_config.json").write_text(json.dumps({key: given}))
+    with pytest.raises(
+        CheckpointError, match=f"processor_config.json: {key} is {given}, but the vision tower's {key} "
+    ):
+        read_image_input(made)
 
 
 def test_an_unknown_family_takes_text_only(tmp_path):

@@ -55,6 +55,8 @@ def test_flags_of_other_programs_lead_to_flags_that_exist() -> None:
     assert set(FOREIGN_OPTIONS.values()) <= names
     with pytest.raises(ConfigError, match="'gpu_memory_utilization'; here it is 'kv_cache_memory'"):
         EngineConfig.from_options(gpu_memory_utilization=0.9)
+    with pytest.raises(ConfigError, match="here it is 'media', with the opposite value"):
+        EngineConfig.from_options(language_model_only=True)
 
 
 @pytest.mark.parametrize(("arguments", "usage"), [([], "penstock"), (["serve"], "penstock serve")])

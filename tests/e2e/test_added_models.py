@@ -8,6 +8,8 @@ import httpx
 import ollama
 import pytest
 
+from penstock.checkpoint.created import name_adapter
+from penstock.checkpoint.created import write_adapter as write_stored
 from tests.server.running import RunningServer, running_server
 from tests.support.adapters import write_adapter
 from tests.support.checkpoints import write_tiny_llama
@@ -62,14 +64,24 @@ def test_what_clients_added_survives_replacement_and_restarts(tiny_llama: Path, 
         client.delete("tuned")
         client.delete("chat")
         kill(second)
+    remains = name_adapter(write_stored({}, tmp_path / "added.json"), "killed")
     single = ("--model", str(tiny_llama), "--served-model-name", "tiny", *flags)
     with running_server(*single) as third, ollama.Client(third.url) as client:
         assert names_of(client) == ["tiny", "small", "mario"]
+        assert not remains.exists()
         assert said(client, "small")
         assert any("not those that were added to an earlier one: mario;" in line for line in third.log)
         kill(third)
     with running_server(*several) as last, ollama.Client(last.url) as client:
         assert names_of(client) == ["tiny", "small", "mario"]
+        client.copy("mario", "luigi")
+        before = said(client, "mario")
         client.delete("mario")
         assert httpx.get(f"{last.url}/v1/models/mario").status_code == 404
+        kill(last)
+    with running_server(*several) as again, ollama.Client(again.url) as client:
+        assert names_of(client) == ["tiny", "small", "luigi"]
+        assert any("and are served again: small, luigi (" in line for line in again.log)
+        assert said(client, "luigi") == before
+        client.delete("luigi")
         assert '"mario"' not in (tmp_path / "added.json").read_text()

@@ -71,7 +71,7 @@ def test_greedy_answers_equal_those_of_transformers_alone_cached_in_chunks_and_i
 def test_a_model_that_transcribes_needs_its_encoder(tmp_path: Path) -> None:
     make_hearing(tmp_path)
     for option in ("sounds", "media"):
-        with pytest.raises(ConfigError, match=f"transcribes, .* leave no_{option} out"):
+        with pytest.raises(ConfigError, match=f"{option}: .* transcribes, .* leave it on"):
             LLM(str(tmp_path), **{option: False})
 
 

@@ -1,4 +1,4 @@
-"""Models that see from GGUF files and their vision files: the answers of their folders."""
+"""Models that see from GGUF files and their mmproj files: the answers of their folders."""
 
 import logging
 from dataclasses import replace
@@ -15,6 +15,7 @@ from penstock.checkpoint.gguf import mmproj
 from penstock.checkpoint.gguf.file import Metadata, open_gguf
 from penstock.checkpoint.gguf.header import TensorInfo
 from penstock.checkpoint.gguf.keys import Keys
+from penstock.checkpoint.gguf.mmproj_keys import GivenEncoder
 from penstock.checkpoint.gguf.types import tensor_type
 from penstock.checkpoint.image_input import read_image_input
 from penstock.errors import CheckpointError, ConfigError
@@ -67,7 +68,7 @@ def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_vision_file_of_any_name_is_given_as_an_option(smolvlm: Path) -> None:
     alone = open_checkpoint(str(smolvlm))
-    assert alone.vision is None
+    assert alone.media is None
     assert read_image_input(alone) is None
     both = open_checkpoint(str(smolvlm), mmproj=str(smolvlm.parent / "tower.gguf"))
     taken = read_image_input(both)
@@ -85,16 +86,16 @@ def test_a_created_model_keeps_the_vision_file_of_its_base(smolvlm: Path, tmp_pa
     name_created(folder, "eyes")
     try:
         created = open_checkpoint("eyes")
-        assert created.vision is not None
+        assert created.media is not None
         assert set(created.files) == {model.name, "mmproj-tower.gguf"}, "for models made from it"
     finally:
         remove_created("eyes")
 
 
 def test_a_vision_file_that_does_not_fit_is_refused(smolvlm: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not a vision file"):
+    with pytest.raises(CheckpointError, match="not an mmproj file"):
         open_checkpoint(str(smolvlm), mmproj=str(smolvlm))
-    with pytest.raises(ConfigError, match="mmproj is the vision file of a GGUF model"):
+    with pytest.raises(ConfigError, match="mmproj is the vision tower or audio encoder of a GGUF model"):
         open_checkpoint(str(smolvlm.parent / "folder"), mmproj=str(smolvlm.parent / "tower.gguf"))
     made = make("Gemma 3", tmp_path / "gemma")
     write_with_vision(made.folder, tmp_path / "gemma.gguf")
@@ -112,7 +113,7 @@ def test_beside_a_vision_file_of_an_unknown_kind_the_model_takes_text_only_and_s
     finish(writer, tmp_path / "mmproj.gguf")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert open_checkpoint(str(model)).vision is None
+            assert open_checkpoint(str(model)).media is None
     (note,) = [record.message for record in caplog.records if "takes text only" in record.message]
     assert "resampler" in note
 
@@ -160,6 +161,6 @@ def test_a_count_of_blocks_beyond_the_number_of_tensors_is_refused() -> None:
     assert kind is not None
     last = TensorInfo(Path("m.gguf"), f"v.blk.{2**26 - 1}.ln1.weight", kind, (1,), 0)
     metadata = Metadata(Path("m.gguf"), {"clip.vision.block_count": 2**26})
-    given = mmproj._Given(Keys(metadata, "clip"), metadata, {last.name: last}, {}, metadata)
+    given = GivenEncoder("vision", Keys(metadata, "clip"), metadata, {last.name: last}, {}, metadata)
     with pytest.raises(CheckpointError, match="fewer blocks"):
         given.num_layers()

@@ -125,6 +125,17 @@ def test_a_model_without_an_image_processor_takes_text_only(tmp_path: Path) -> N
     assert not settings.towers
 
 
+def test_a_model_whose_processor_makes_other_patches_than_the_towers_takes_text_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make("Qwen3-VL", tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"patch_size": 8}))
+    _, settings = settings_for(tmp_path)
+    assert not settings.towers
+    assert f"takes no images: {file}: patch_size is 8, but the vision tower's patch_size" in caplog.text
+
+
 @pytest.mark.parametrize(
     "name",
     ["Qwen3-VL", "Qwen2-VL", "Qwen2.5-VL", "Gemma 3", "Gemma 4", "Mistral 3", "InternVL", "LFM2-VL", "Llama 4"],

@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -20,6 +22,7 @@ from penstock.api.request import Adapter
 from penstock.checkpoint import checkpoint
 from penstock.checkpoint.added import Added, AddedAdapter, AddedFile
 from penstock.checkpoint.created import created_models, find_created, name_adapter, write_adapter
+from penstock.checkpoint.data_folder import data_folder, locked
 from penstock.config.engine_config import EngineConfig
 from penstock.errors import AdapterError, OverloadedError
 from penstock.fleet.link import EngineLink
@@ -227,10 +230,67 @@ def test_names_and_adapters_stay_when_a_model_is_replaced_and_what_does_not_fit_
         for name in ("chat", "again"):
             assert (await http.request("DELETE", "/api/delete", json={"model": name})).status_code == 200
         assert file.read() == Added(("mario",), {"gpt/4": "mario"})
-        assert (await http.request("DELETE", "/api/delete", json={"model": "mario"})).status_code == 200
+        for name in ("mario", "gpt/4"):
+            assert (await http.request("DELETE", "/api/delete", json={"model": name})).status_code == 200
         assert file.read() == Added()
 
     with_models(talk, {"a": tiny_llama, "b": tiny_llama}, added=file)
+
+
+def test_a_copy_stays_when_its_source_is_deleted(tiny_llama, tmp_path):
+    """As in Ollama, whose copies are models of their own."""
+    file = AddedFile(tmp_path / "added.json")
+
+    async def talk(http, served):
+        async def change(method, path, **body):
+            answer = await http.request(method, f"/api/{path}", json=body)
+            return answer.status_code, answer.text
+
+        async def copy(source, destination):
+            return await change("POST", "copy", source=source, destination=destination)
+
+        async def delete(name):
+            return (await change("DELETE", "delete", model=name))[0]
+
+        made = {"model": "mario", "from": "b", "system": "You are Mario.", "stream": False}
+        assert (await change("POST", "create", **made))[0] == 200
+        assert ((await copy("mario", "chat"))[0], (await copy("b", "other"))[0]) == (200, 200)
+        assert [await delete(name) for name in ("mario:latest", "b", "mario", "b")] == [200, 200, 404, 404]
+        assert await names(http) == ["a", "other", "chat"]
+        assert file.read() == Added(("mario",), {"chat": "mario", "other": "b"}, {}, ("mario",))
+        for name, status in (("chat", 200), ("other", 200), ("mario", 404), ("b", 404)):
+            answer = await complete(http, name)
+            assert answer.status_code == status, name
+        assert "'a' or 'other' or 'chat' is" in answer.json()["error"]["message"]
+        assert (await http.post("/api/show", json={"model": "chat"})).json()["system"] == "You are Mario."
+        assert (await copy("mario", "again"))[0] == 404
+        for status, text in (await change("POST", "create", **made), await copy("a", "mario"), await copy("a", "b")):
+            assert (status, "is still served as" in text) == (400, True), text
+        assert (await copy("chat", "mario"))[0] == 200
+        assert await names(http) == ["a", "other", "chat", "mario"]
+        assert file.read() == Added(("mario",), {"chat": "mario", "other": "b"})
+        assert [await delete(name) for name in ("mario", "other")] == [200, 200]
+        assert created_models()
+        assert (await change("POST", "pull", model="mario", stream=False))[0] == 200
+        assert await names(http) == ["a", "chat", "mario"]
+        assert [await delete(name) for name in ("mario", "chat")] == [200, 200]
+        assert await names(http) == ["a"]
+        assert file.read() == Added()
+        assert not created_models(), "the files go with the last name"
+
+    with_models(talk, {"a": tiny_llama, "b": tiny_llama}, added=file)
+
+
+def test_a_single_model_keeps_its_last_name(tiny_llama):
+    async def talk(http, _engine, app):
+        own = app.state.serving.names.own
+        copied = await http.post("/api/copy", json={"source": own, "destination": "chat"})
+        assert copied.status_code == 200, copied.text
+        for name, status in ((own, 200), ("chat", 400)):
+            assert (await http.request("DELETE", "/api/delete", json={"model": name})).status_code == status
+        assert await names(http) == ["chat"]
+
+    with_app(talk, tiny_llama, config=ADMIN)
 
 
 def test_the_files_of_a_removed_adapter_stay_until_its_requests_have_ended(tiny_llama, tmp_path, monkeypatch):
@@ -239,7 +299,9 @@ def test_the_files_of_a_removed_adapter_stay_until_its_requests_have_ended(tiny_
     monkeypatch.setattr(AdapterNames, "read", lambda _self, name, path: Adapter(name, path, "2" * 64, 0))
 
     async def talk(http, served):
-        paths = [name_adapter(write_adapter({"weights": weights}), name) for name in ("x", "y", "z")]
+        paths = [
+            name_adapter(write_adapter({"weights": weights}, tmp_path / "added.json"), name) for name in ("x", "y", "z")
+        ]
         for name, path in zip(("x", "y", "z"), paths, strict=True):
             served.main.adapters.add(Adapter(name, str(path), "1" * 64, 0))
         running = [asyncio.ensure_future(complete(http, name, HELD, max_tokens=5)) for name in ("x", "y", "z")]
@@ -311,6 +373,36 @@ def test_a_model_that_is_created_while_one_of_its_name_is_deleted_keeps_its_file
         assert (await http.request("DELETE", "/api/delete", json={"model": "mario"})).status_code == 200
 
     with_models(talk, {"a": tiny_llama})
+
+
+@pytest.mark.parametrize("path", ["chat", "generate", "embed", "embeddings", "show"])
+def test_a_call_that_waits_for_a_change_of_another_process_does_not_stop_the_others(
+    tiny_llama, tmp_path, monkeypatch, path
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    (data_folder() / "created" / ".deleted-other").mkdir(parents=True)
+    is_locked, goes_on = threading.Event(), threading.Event()
+
+    def change():
+        with locked(data_folder() / ".lock"):
+            is_locked.set()
+            goes_on.wait(3)  # a loop that stands still does not set it
+
+    async def talk(http, _engine, _app):
+        with ThreadPoolExecutor(1) as other:
+            other.submit(change)
+            assert is_locked.wait(30)
+            began, body = time.monotonic(), {"model": "unknown", "prompt": "Hi", "input": "Hi", "messages": []}
+            asking = asyncio.ensure_future(http.post(f"/api/{path}", json=body))
+            await asyncio.sleep(0.2)
+            assert (await http.get("/api/version")).status_code == 200
+            assert time.monotonic() - began < 2, "the loop stood still"
+            assert not asking.done()
+            goes_on.set()
+            answer = await asking
+            assert answer.status_code == 404, answer.text
+
+    with_app(talk, tiny_llama)
 
 
 def test_what_is_no_name_or_no_whole_model_is_refused(tiny_llama, tmp_path, monkeypatch):

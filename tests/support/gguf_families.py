@@ -148,6 +148,8 @@ def _replace(writer: GGUFWriter, key: str, value: Any) -> None:
     writer.kv_data[0].pop(key, None)
     if isinstance(value, list):
         writer.add_array(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
     elif value is not None:
         writer.add_uint32(key, value)
 

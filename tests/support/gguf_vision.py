@@ -1,4 +1,4 @@
-"""GGUF files of models that see, with their vision files, as llama.cpp's converters write them, for tests."""
+"""GGUF files of models that see, with their mmproj files, as llama.cpp's converters write them, for tests."""
 
 import json
 import math
@@ -24,13 +24,13 @@ _SUFFIXES = (".weight", ".bias", ".input_max", ".input_min", ".output_max", ".ou
 _LLAMA: Kind = ("llama", add_nothing, interleaved)
 
 
-def _add_sections(writer: GGUFWriter, config: Any) -> None:
+def add_sections(writer: GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
 
 
 def _add_qwen3_5(writer: GGUFWriter, config: Any) -> None:
     FAMILIES["Qwen3_5ForCausalLM"][1](writer, config)
-    _add_sections(writer, config)
+    add_sections(writer, config)
 
 
 def _add_gemma3(writer: GGUFWriter, config: Any) -> None:
@@ -39,9 +39,9 @@ def _add_gemma3(writer: GGUFWriter, config: Any) -> None:
 
 
 KINDS: dict[str, tuple[str, str, Kind]] = {
-    "Qwen2VLForConditionalGeneration": ("qwen2vl_merger", "<|image_pad|>", ("qwen2vl", _add_sections, None)),
-    "Qwen2_5_VLForConditionalGeneration": ("qwen2.5vl_merger", "<|image_pad|>", ("qwen2vl", _add_sections, None)),
-    "Qwen3VLForConditionalGeneration": ("qwen3vl_merger", "<|image_pad|>", ("qwen3vl", _add_sections, None)),
+    "Qwen2VLForConditionalGeneration": ("qwen2vl_merger", "<|image_pad|>", ("qwen2vl", add_sections, None)),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2.5vl_merger", "<|image_pad|>", ("qwen2vl", add_sections, None)),
+    "Qwen3VLForConditionalGeneration": ("qwen3vl_merger", "<|image_pad|>", ("qwen3vl", add_sections, None)),
     "Qwen3_5ForConditionalGeneration": (
         "qwen3vl_merger",
         "<|image_pad|>",
@@ -64,14 +64,41 @@ def write_with_vision(
     path: Path,
     mmproj: str = "mmproj-F32.gguf",
     extra: Mapping[str, Tensor] = {},
+    audio: str | None = None,
 ) -> None:
     """Write the text model of the checkpoint in `folder` to `path`, and its tower beside it as `mmproj`.
 
     Args:
         extra: more tensors of the tower.
+        audio: the type of the projector of an audio encoder in the file.
     """
     config = json.loads((folder / "config.json").read_text())
     projector, token, kind = KINDS[config["architectures"][0]]
+    around = ["<|image>", "<image|>"] if projector == "gemma4v" else ["<start_of_image>", "<end_of_image>"]
+    others = write_text(folder, path, kind, {PLACEHOLDER: token, 152: around[0], 153: around[1]})
+    tower = {name: one for name, one in others.items() if not name.startswith(_SKIPPED)}
+    writer = GGUFWriter(None, "clip", use_temp_file=False)
+    writer.add_type("mmproj")
+    if projector == "gemma4v":  # a file may have an audio tower of another type
+        writer.add_clip_vision_projector_type(projector)
+    else:
+        writer.add_clip_projector_type(projector)
+    if audio is not None:
+        writer.add_clip_audio_projector_type(audio)
+    add_tower(writer, folder, projector, {**tower, **extra})
+    finish(writer, path.parent / mmproj)
+
+
+def write_text(
+    folder: Path, path: Path, kind: Kind, names: Mapping[int, str], tokenizer: Mapping[str, Any] = {}
+) -> dict[str, Tensor]:
+    """Write the text model of the checkpoint in `folder` to `path`; returns the other tensors.
+
+    Args:
+        names: texts of some tokens.
+        tokenizer: metadata of the tokenizer.
+    """
+    config = json.loads((folder / "config.json").read_text())
     tensors = {name.removeprefix("model."): one for name, one in load_file(folder / "model.safetensors").items()}
     text = path.parent / "text"
     text.mkdir()
@@ -79,14 +106,11 @@ def write_with_vision(
     save_file(
         {_of_text(name): one for name, one in tensors.items() if name.startswith(_TEXT)}, text / "model.safetensors"
     )
-    tokens = [f"[{index}]" for index in range(config["text_config"]["vocab_size"])]
-    tokens[PLACEHOLDER] = token
-    tokens[152:154] = ["<|image>", "<image|>"] if projector == "gemma4v" else ["<start_of_image>", "<end_of_image>"]
+    tokens = [names.get(index, f"[{index}]") for index in range(config["text_config"]["vocab_size"])]
     padding = config["text_config"].get("pad_token_id")
-    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.padding_token_id": padding}
+    metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.padding_token_id": padding, **tokenizer}
     write_family(path, text, metadata=metadata, kind=kind)
-    tower = {name: one for name, one in tensors.items() if not name.startswith((*_TEXT, *_SKIPPED))}
-    _write_tower(path.parent / mmproj, folder, projector, config, {**tower, **extra})
+    return {name: one for name, one in tensors.items() if not name.startswith(_TEXT)}
 
 
 def _of_text(name: str) -> str:
@@ -95,15 +119,11 @@ def _of_text(name: str) -> str:
     return "model." + name.removeprefix("language_model.").removeprefix("text_model.").removeprefix("model.")
 
 
-def _write_tower(path: Path, folder: Path, projector: str, config: Any, tensors: dict[str, Tensor]) -> None:
+def add_tower(writer: GGUFWriter, folder: Path, projector: str, tensors: Mapping[str, Tensor]) -> None:
+    """Add the vision tower of the checkpoint in `folder`: its keys and tensors, but for the type of its projector."""
+    config = json.loads((folder / "config.json").read_text())
     vision = config["vision_config"]
-    writer = GGUFWriter(None, "clip", use_temp_file=False)
-    writer.add_type("mmproj")
     writer.add_clip_has_vision_encoder(True)
-    if projector == "gemma4v":  # a file may have an audio tower of another type
-        writer.add_clip_vision_projector_type(projector)
-    else:
-        writer.add_clip_projector_type(projector)
     writer.add_vision_projection_dim(config["text_config"]["hidden_size"])
     writer.add_vision_patch_size(_side(vision["patch_size"]))
     writer.add_vision_image_size(_side(vision.get("image_size", 560)))
@@ -122,8 +142,9 @@ def _write_tower(path: Path, folder: Path, projector: str, config: Any, tensors:
     for name, tensor in tensors.items():
         plain = name.replace("vision_tower.vision_model.", "vision_tower.")
         for new, one in _converted(plain, tensor, projector, vision):
-            writer.add_tensor(new if new.startswith(("v.", "mm.")) else _stored(new, names), one.contiguous().numpy())
-    finish(writer, path)
+            writer.add_tensor(
+                new if new.startswith(("v.", "mm.", "a.")) else stored_name(new, names), one.contiguous().numpy()
+            )
 
 
 def _side(given: Any) -> int:
@@ -205,7 +226,8 @@ def _converted(name: str, tensor: Tensor, projector: str, vision: Any) -> Iterat
         yield name, tensor
 
 
-def _stored(name: str, names: TensorNameMap) -> str:
+def stored_name(name: str, names: TensorNameMap) -> str:
+    """The file's name of a tensor, by the tables of `gguf`."""
     for known in (name, f"model.{name}", name.replace("vision_tower.", "vision_tower.vision_model.")):
         if (found := names.get_name(known, try_suffixes=_SUFFIXES)) is not None:
             return found

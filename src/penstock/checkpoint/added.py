@@ -1,7 +1,8 @@
 """Models, names and adapters that clients added to a running server, for the next one at its address.
 
     ~/.local/share/penstock/models/servers/port-11434.json      below $XDG_DATA_HOME
-    {"models": ["org/repo"], "names": {"chat": "org/repo"}, "adapters": {"sql": {"model": "org/repo", "path": ...}}}
+    {"models": ["org/repo"], "names": {"chat": "org/repo"}, "adapters": {"sql": {"model": "org/repo", "path": ...}},
+     "deleted": []}
 
 A change is made to the file's content of now, under a lock, and replaces the file at once: servers of one file, and
 commands, keep each other's changes.
@@ -10,14 +11,14 @@ commands, keep each other's changes.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.checkpoint.created import remove_adapter
-from penstock.checkpoint.data_folder import data_folder, locked, replace_synced, write_synced
+from penstock.checkpoint.created import remove_adapter, remove_other_adapters
+from penstock.checkpoint.data_folder import data_folder, locked, replace_synced, shared, write_synced
 from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
 
@@ -41,27 +42,39 @@ class Added:
     """Models, names and adapters that were added; each name has one meaning."""
 
     models: tuple[str, ...] = ()
-    """Names by which their files are found; each is the model's own name, too."""
+    """Names by which their files are found; each is the model's own name, too, unless it was deleted."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Own names of models by other names of theirs."""
     adapters: Mapping[str, AddedAdapter] = field(default_factory=dict)
+    deleted: tuple[str, ...] = ()
+    """Own names of `models` that have other names alone."""
 
     def with_model(self, name: str) -> "Added":
         """With a model, which keeps the names and adapters of the one that it replaces."""
         other = self.without_name(name)
-        return other if name in self.models else replace(other, models=(*other.models, name))
+        models = other.models if name in other.models else (*other.models, name)
+        return replace(other, models=models, deleted=_without(other.deleted, name))
 
     def without_model(self, name: str) -> "Added":
         """Without a model, its other names and its adapters."""
         return Added(
-            tuple(model for model in self.models if model != name),
+            _without(self.models, name),
             {other: model for other, model in self.names.items() if model != name},
             {other: adapter for other, adapter in self.adapters.items() if adapter.model != name},
+            _without(self.deleted, name),
         )
 
+    def without_own_name(self, name: str) -> "Added":
+        """Without the own name of a model, which stays if it has others."""
+        if not self.names_of(name):
+            return self.without_model(name)
+        return replace(self, deleted=(*self.deleted, name)) if name in {*self.models} - {*self.deleted} else self
+
     def with_name(self, name: str, model: str) -> "Added":
-        """With one more name of a model."""
+        """With one more name of a model, or with its own again."""
         other = self.without_name(name)
+        if name == model:
+            return replace(other, deleted=_without(other.deleted, name))
         return replace(other, names={**other.names, name: model})
 
     def with_adapter(self, name: str, adapter: AddedAdapter) -> "Added":
@@ -70,9 +83,12 @@ class Added:
         return replace(other, adapters={**other.adapters, name: adapter})
 
     def without_name(self, name: str) -> "Added":
-        """Without a name that was added, or an adapter."""
+        """Without a name that was added, or an adapter; a model goes with its last name."""
         names = {other: model for other, model in self.names.items() if other != name}
-        return replace(self, names=names, adapters={key: one for key, one in self.adapters.items() if key != name})
+        changed = replace(self, names=names, adapters={key: one for key, one in self.adapters.items() if key != name})
+        model = self.names.get(name)
+        is_last = model in self.deleted and model not in names.values()
+        return changed.without_model(model) if model is not None and is_last else changed
 
     def names_of(self, model: str) -> list[str]:
         """Other names of the model of an own name."""
@@ -81,6 +97,10 @@ class Added:
     def adapters_of(self, model: str) -> dict[str, str]:
         """Paths of a model's adapters, by name."""
         return {name: adapter.path for name, adapter in self.adapters.items() if adapter.model == model}
+
+
+def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:
+    return tuple(other for other in names if other != name)
 
 
 class AddedFile:
@@ -99,12 +119,14 @@ class AddedFile:
             with self.path.open("rb") as opened:
                 read = json.loads(opened.read(_MAX_BYTES))
             models, names, adapters = read["models"], read["names"], read["adapters"]
-            if not all(isinstance(name, str) for name in (*models, *names, *names.values(), *adapters)):
+            deleted = read.get("deleted", ())  # older versions have none
+            if not all(isinstance(name, str) for name in (*models, *names, *names.values(), *adapters, *deleted)):
                 raise TypeError("names are texts")
             return Added(
                 tuple(models),
                 dict(names),
                 {name: AddedAdapter(str(one["model"]), str(one["path"])) for name, one in adapters.items()},
+                tuple(deleted),
             )
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             # Nor is it in a folder that this user may not enter, as the home of another.
@@ -130,6 +152,31 @@ class AddedFile:
                     replace_synced(draft, self.path)
         except OSError as error:
             raise CheckpointError(f"the list of added models cannot be written to {self.path}: {error}") from error
+
+
+def list_of(file: AddedFile | None) -> Path:
+    """The path of a server's list, by which its uploaded adapters are told from those of others; servers that keep
+    nothing have one, where there is no file.
+    """
+    return _folder() / "unlisted" if file is None else file.path
+
+
+@contextmanager
+def held_by_server(file: AddedFile | None) -> Iterator[None]:
+    """Context of a running server of a list. The first of several deletes uploaded adapters that are not in the list:
+    servers that were killed leave them.
+    """
+    path = list_of(file)
+
+    def clean() -> None:
+        with suppress(CheckpointError):
+            listed = Added() if file is None else file.read()
+            remove_other_adapters(path, {adapter.path for adapter in listed.adapters.values()})
+
+    with ExitStack() as stack:
+        with suppress(OSError):  # without a writable folder nothing is uploaded
+            stack.enter_context(shared(path.with_name(f"{path.name}.servers"), clean))
+        yield
 
 
 def file_of_address(port: int, uds: str | None = None) -> AddedFile | None:

@@ -30,7 +30,7 @@ from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, ConfigError, shown
 
 if TYPE_CHECKING:
-    from penstock.checkpoint.gguf.mmproj import VisionFile
+    from penstock.checkpoint.gguf.mmproj import MediaFile
 
 T = TypeVar("T")
 
@@ -72,8 +72,8 @@ class Checkpoint:
     generation: GenerationDefaults
     gguf: GGUFFile | None = None
     """The headers of a GGUF file."""
-    vision: "VisionFile | None" = None
-    """The vision file of a GGUF model, whose config is then that of both."""
+    media: "MediaFile | None" = None
+    """The mmproj file of a GGUF model, whose config is then that of both."""
     task: Literal["generate", "embed", "score"] | None = None
     """The requested task; None: the model's own."""
     hf_overrides: str | None = None
@@ -86,19 +86,19 @@ class Checkpoint:
 
     @property
     def files(self) -> dict[str, Path]:
-        """The model's files by name, with a vision file beside it; of a created model those that it was made from."""
+        """The model's files by name, with an mmproj file beside it; of a created model those that it was made from."""
         if self.recipe is not None:
             return created_files(self.path if self.gguf is None else self.path.parent)
         if self.gguf is None:
             files = list(self.path.iterdir())
         else:
-            files = [*self.gguf.files, *([] if self.vision is None else [self.vision.file.path])]
+            files = [*self.gguf.files, *([] if self.media is None else [self.media.file.path])]
         return {file.name: file.absolute() for file in files}
 
     @property
     def mmproj(self) -> str | None:
-        """Path of the vision file that the user named; None: there is none, or it is beside the model."""
-        return None if self.vision is None or self.vision.is_beside else str(self.vision.file.path)
+        """Path of the mmproj file that the user named; None: there is none, or it is beside the model."""
+        return None if self.media is None or self.media.is_beside else str(self.media.file.path)
 
 
 def open_model(config: ModelConfig) -> Checkpoint:
@@ -119,7 +119,7 @@ def open_checkpoint(
         task: generate, embed, score, or auto: the checkpoint's own.
         revision: branch, tag or commit of a hub repository.
         hf_overrides: a JSON object that replaces settings of config.json.
-        mmproj: the vision file of a GGUF model; None: the one beside it, if there is one.
+        mmproj: the mmproj file of a GGUF model; None: the one beside it, if there is one.
 
     Raises:
         CheckpointError: there is no such folder or file and no such model on the hub, or it is incomplete or damaged.
@@ -136,7 +136,9 @@ def open_checkpoint(
             )
         return _open_gguf(path, name, wanted, mmproj, recipe)
     if mmproj is not None:
-        raise ConfigError(f"mmproj is the vision file of a GGUF model, and {name} is none: leave it out")
+        raise ConfigError(
+            f"mmproj is the vision tower or audio encoder of a GGUF model, and {name} is none: leave it out"
+        )
     config_file, generation_file = path / "config.json", path / "generation_config.json"
     config = read_json(config_file)
     if config is None:
@@ -171,15 +173,15 @@ def _open_gguf(
     gguf = open_gguf(path)
     generation = generation_config(gguf)
     defaults = read_defaults(recipe.generation(generation) if recipe else generation, {}, path, path)
-    config, vision = model_config(gguf), None
+    config, media = model_config(gguf), None
     if mmproj is not None:
-        vision = read_mmproj(Path(os.path.expanduser(mmproj)), config, gguf.metadata)
+        media = read_mmproj(Path(os.path.expanduser(mmproj)), config, gguf.metadata)
     elif pooling_of(gguf) is None:
-        vision = read_beside(path, config, gguf.metadata)
-    if vision is not None:
-        config = vision.config
+        media = read_beside(path, config, gguf.metadata)
+    if media is not None:
+        config = media.config
     return Checkpoint(
-        path, name, config, path, defaults, gguf, vision, task, unheeded=unheeded_keys(gguf), recipe=recipe
+        path, name, config, path, defaults, gguf, media, task, unheeded=unheeded_keys(gguf), recipe=recipe
     )
 
 

@@ -3,7 +3,7 @@
     ~/.local/share/penstock/models/     below $XDG_DATA_HOME
         blobs/sha256-DIGEST             uploaded files
         created/NAME/                   a model's folder: links to its files, and its recipe, penstock.json
-        adapters/NAME.xxxxxxxx/         an adapter's folder: links to its files
+        adapters/NAME.xxxxxxxx/         an adapter's folder: links to its files, and the list of the server that has it
 
 A process that is killed leaves folders whose names begin with a point: `.new-` before it has a name, `.old-NAME` while
 another takes its place, `.deleted-NAME`. The next one to look completes the change, or undoes it.
@@ -18,7 +18,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, field, fields
 from pathlib import Path
@@ -30,6 +30,8 @@ from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, shown
 
 RECIPE = "penstock.json"
+OWNER = "server"
+"""File in an adapter's folder: the path of the list that its server keeps (`added.py`)."""
 MAX_CREATED = 1000
 """Maximum created models."""
 _NAME = re.compile(r"\w[\w.:/@+-]{0,79}", re.ASCII)
@@ -317,11 +319,19 @@ def _delete(folder: Path) -> int:
     return freed
 
 
-def write_adapter(files: Mapping[str, Path]) -> Path:
+def write_adapter(files: Mapping[str, Path], owner: Path) -> Path:
     """Write the folder of a new adapter: `name_adapter` gives it a name, or `discard_created` deletes it. Raises as
     `write_created`.
+
+    Args:
+        owner: the list of added models of the server that will have it.
     """
-    return _linked(_adapters(), files)
+    folder = _linked(_adapters(), files)
+    try:
+        (folder / OWNER).write_bytes(os.fsencode(owner))
+    except OSError as error:
+        raise CheckpointError(f"the adapter cannot be written to {folder}: {error}") from error
+    return folder
 
 
 def name_adapter(folder: Path, name: str) -> Path:
@@ -350,6 +360,20 @@ def remove_adapter(folder: Path) -> None:
     if is_stored_adapter(folder):
         with suppress(OSError), _changing():
             _delete(folder)
+
+
+def remove_other_adapters(owner: Path, listed: Collection[str]) -> None:
+    """Delete the folders of a server's uploaded adapters that its list does not have; no such server may be running.
+
+    Args:
+        owner: see `write_adapter`.
+        listed: the paths in its list.
+    """
+    named = [folder for folder in _adapters().glob("[!.]*") if str(folder) not in listed]
+    for folder in named:
+        with suppress(OSError):
+            if (folder / OWNER).read_bytes() == os.fsencode(owner):
+                remove_adapter(folder)
 
 
 def _adapters() -> Path:

@@ -11,7 +11,7 @@ with its process.
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 
@@ -31,6 +31,25 @@ def locked(lock: Path) -> Iterator[None]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with open(lock, "ab") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def shared(lock: Path, when_alone: Callable[[], None]) -> Iterator[None]:
+    """Context that any number of processes are in; made by an empty file, which stays.
+
+    Args:
+        when_alone: called first, if no other process is in it; none enters meanwhile.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with open(lock, "ab") as opened:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            when_alone()
+        fcntl.flock(opened, fcntl.LOCK_SH)
         yield
 
 

@@ -206,7 +206,7 @@ def checksum(file: Path, wanted: str) -> str:
 
 
 def remove_cached(model: CachedModel) -> None:
-    """Delete a model's files but those of other models, such as a vision file; if there are none, the whole revision.
+    """Delete a model's files but those of other models, such as an mmproj file; if there are none, the whole revision.
 
     Raises:
         CheckpointError: they cannot be deleted.

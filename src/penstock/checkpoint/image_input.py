@@ -2,7 +2,7 @@
 
 config.json                the family, the ids of placeholder tokens, sizes of the tower
 preprocessor_config.json   sizes, filter, mean and deviation of pictures
-processor_config.json      the same in newer checkpoints, within `image_processor`
+processor_config.json      the same in newer checkpoints, within `image_processor`; sizes of counted patches
 mmproj*.gguf               all of this, beside a GGUF file of a text model
 """
 
@@ -21,6 +21,8 @@ _LANCZOS, _BILINEAR, _BICUBIC = 1, 2, 3
 _LARGEST = 2**26
 """Largest size, area or token id that is plausible."""
 _MOST_TILES = 64
+_COUNTED = ("pixtral", "llama4")
+"""Processors that have settings of their own in processor_config.json, by which `transformers` counts placeholders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +102,29 @@ def read_image_input(checkpoint: Checkpoint) -> ImageInput | None:
         CheckpointError: a file or a setting is missing, or is not plausible.
     """
     read = _FAMILIES.get(str(checkpoint.config.get("model_type")))
-    if read is None or (checkpoint.gguf is not None and checkpoint.vision is None):
+    if read is None or (checkpoint.gguf is not None and checkpoint.media is None):
         return None
-    return read(_Settings(checkpoint.config, str(checkpoint.config_file)), _processor(checkpoint))
+    config = _Settings(checkpoint.config, str(checkpoint.config_file))
+    found = read(config, _processor(checkpoint))
+    if found.processor in _COUNTED and checkpoint.vision is None:
+        _check_counted(checkpoint, config, found)
+    return found
+
+
+def _check_counted(checkpoint: Checkpoint, config: _Settings, found: ImageInput) -> None:
+    """
+    Raises:
+        CheckpointError: placeholders would be counted by other patches than the tower's.
+    """
+    file = checkpoint.path / "processor_config.json"
+    counted, vision = _Settings(read_json(file) or {}, str(file)), config.within("vision_config")
+    _check_agreed(counted, "patch_size", vision, "patch_size", found.patch_size)
+    _check_agreed(counted, "spatial_merge_size", config, "spatial_merge_size", found.merge_size)
 
 
 def _processor(checkpoint: Checkpoint) -> _Settings:
-    if checkpoint.vision is not None:
-        return _Settings(checkpoint.vision.processor, str(checkpoint.vision.file.path))
+    if checkpoint.media is not None:
+        return _Settings(checkpoint.media.processor, str(checkpoint.media.file.path))
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = checkpoint.path / name
         found = read_json(file)
@@ -117,7 +134,7 @@ def _processor(checkpoint: Checkpoint) -> _Settings:
                 return _Settings(inner, str(file))
     raise CheckpointError(
         f"{checkpoint.path} has neither a preprocessor_config.json nor a processor_config.json with an "
-        "image_processor, which image input needs: add it, or start with --no-images"
+        "image_processor, which image input needs: add it, or start with images=False (--no-images)"
     )
 
 
@@ -140,12 +157,40 @@ def _pixels(
     }
 
 
+def _check_agreed(processor: _Settings, key: str, tower: _Settings, tower_key: str, value: int) -> None:
+    """
+    Args:
+        value: the tower's, which counts.
+
+    Raises:
+        CheckpointError: the processor's files state another: pictures would not be of the tower's patches.
+    """
+    if (given := processor.side(key, default=value)) != value:
+        raise CheckpointError(
+            f"{processor.file}: {key} is {given}, but the vision tower's {tower_key} ({tower.file}) is {value}: "
+            "correct the one that is wrong, or start with images=False (--no-images)"
+        )
+
+
 def _qwen2_vl(config: _Settings, processor: _Settings) -> ImageInput:
-    size = processor.within("size")
+    return _qwen_vl(config, processor, patch_default=14)
+
+
+def _qwen3_vl(config: _Settings, processor: _Settings) -> ImageInput:
+    return _qwen_vl(config, processor, patch_default=16)
+
+
+def _qwen_vl(config: _Settings, processor: _Settings, patch_default: int) -> ImageInput:
+    vision, size = config.within("vision_config"), processor.within("size")
+    patch, merge = vision.side("patch_size", default=patch_default), vision.side("spatial_merge_size", default=2)
+    frames = vision.side("temporal_patch_size", default=2)
+    _check_agreed(processor, "patch_size", vision, "patch_size", patch)
+    _check_agreed(processor, "merge_size", vision, "spatial_merge_size", merge)
+    _check_agreed(processor, "temporal_patch_size", vision, "temporal_patch_size", frames)
     return ImageInput(
         processor="qwen2_vl",
-        patch_size=processor.side("patch_size", default=14),
-        merge_size=processor.side("merge_size", default=2),
+        patch_size=patch,
+        merge_size=merge,
         placeholder=config.integer("image_token_id"),
         min_pixels=processor.side("min_pixels", default=size.side("shortest_edge", "min_pixels", default=56 * 56)),
         max_pixels=processor.side(
@@ -158,7 +203,9 @@ def _qwen2_vl(config: _Settings, processor: _Settings) -> ImageInput:
 def _qwen_omni(config: _Settings, processor: _Settings) -> ImageInput:
     thinker = config.within("thinker_config") if "thinker_config" in config.values else config
     placeholder = thinker.integer("image_token_id", "image_token_index", default=151655)
-    return _qwen2_vl(_Settings({"image_token_id": placeholder}, config.file), processor)
+    named = _Settings({**thinker.values, "image_token_id": placeholder}, config.file)
+    kind = str(config.values.get("model_type"))
+    return _qwen3_vl(named, processor) if kind.startswith("qwen3") else _qwen2_vl(named, processor)
 
 
 def _idefics3(config: _Settings, processor: _Settings) -> ImageInput:
@@ -201,10 +248,14 @@ def _gemma4(config: _Settings, processor: _Settings) -> ImageInput:
     tokens = processor.side("max_soft_tokens", default=280)
     if tokens not in GEMMA4_TOKENS:
         raise CheckpointError(f"{processor.file}: max_soft_tokens must be one of {GEMMA4_TOKENS}, not {tokens}")
+    vision = config.within("vision_config")
+    patch, merge = vision.side("patch_size", default=16), vision.side("pooling_kernel_size", default=3)
+    _check_agreed(processor, "patch_size", vision, "patch_size", patch)
+    _check_agreed(processor, "pooling_kernel_size", vision, "pooling_kernel_size", merge)
     return ImageInput(
         processor="gemma4",
-        patch_size=processor.side("patch_size", default=16),
-        merge_size=processor.side("pooling_kernel_size", default=3),
+        patch_size=patch,
+        merge_size=merge,
         placeholder=config.integer("image_token_id"),
         max_tokens=tokens,
         begin=(config.integer("boi_token_id"),),
@@ -215,7 +266,9 @@ def _gemma4(config: _Settings, processor: _Settings) -> ImageInput:
 
 def _pixtral(config: _Settings, processor: _Settings) -> ImageInput:
     if config.within("vision_config").values.get("model_type") != "pixtral":  # LLaVA with another tower
-        raise CheckpointError(f"{config.file}: images of this vision tower are not supported: start with --no-images")
+        raise CheckpointError(
+            f"{config.file}: images of this vision tower are not supported: start with images=False (--no-images)"
+        )
     return ImageInput(
         processor="pixtral",
         patch_size=config.within("vision_config").side("patch_size"),
@@ -267,8 +320,10 @@ def _num_tiles(processor: _Settings, key: str, default: int) -> int:
 def _lfm2_vl(config: _Settings, processor: _Settings) -> ImageInput:
     config.refuse("use_image_special_tokens", False)
     processor.refuse("use_thumbnail", False)
-    patch = config.within("vision_config").side("patch_size", default=16)
-    merge = config.side("downsample_factor", default=2)
+    vision = config.within("vision_config")
+    patch, merge = vision.side("patch_size", default=16), config.side("downsample_factor", default=2)
+    _check_agreed(processor, "encoder_patch_size", vision, "patch_size", patch)
+    _check_agreed(processor, "downsample_factor", config, "downsample_factor", merge)
     area, tile = (patch * merge) ** 2, processor.side("tile_size", default=512)
     splits = processor.values.get("do_image_splitting") is not False
     least, most = processor.side("min_tiles", default=2), _num_tiles(processor, "max_tiles", 10)
@@ -312,10 +367,10 @@ def _llama4(config: _Settings, processor: _Settings) -> ImageInput:
 _FAMILIES: dict[str, Callable[[_Settings, _Settings], ImageInput]] = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_vl,
-    "qwen3_vl": _qwen2_vl,
-    "qwen3_vl_moe": _qwen2_vl,
-    "qwen3_5": _qwen2_vl,
-    "qwen3_5_moe": _qwen2_vl,
+    "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl,
+    "qwen3_5": _qwen3_vl,
+    "qwen3_5_moe": _qwen3_vl,
     "qwen2_5_omni": _qwen_omni,
     "qwen2_5_omni_thinker": _qwen_omni,
     "qwen3_omni_moe": _qwen_omni,

@@ -36,8 +36,8 @@ def find_whole(name: str) -> str | None:
     if (found := find_local(name)) is None:
         return None
     try:
-        open_checkpoint(str(found))
-        weights_size(found)
+        checkpoint = open_checkpoint(str(found))
+        weights_size(checkpoint.path)  # a GGUF file within a folder of a created model
     except (CheckpointError, OSError) as error:
         if find_created(name) is not None or as_hub_id(name) is None:
             raise CheckpointError(str(error)) from error

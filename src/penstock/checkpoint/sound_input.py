@@ -3,6 +3,7 @@
 config.json                the family, the ids of placeholder tokens, sizes of the encoder
 preprocessor_config.json   length of the longest sound
 processor_config.json      the same in newer checkpoints, within `feature_extractor`
+mmproj*.gguf               config.json's part of this, beside a GGUF file of a text model
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from penstock.errors import CheckpointError, shown
 _LARGEST = 2**26
 _LONGEST = 3000
 """Frames of a window of 30 seconds."""
+_LONGEST_SECONDS = 300
+"""Of a sound for Qwen2.5-Omni, whose extractor of features has the setting."""
 
 
 def read_sound_input(checkpoint: Checkpoint) -> SoundInput | None:
@@ -26,7 +29,7 @@ def read_sound_input(checkpoint: Checkpoint) -> SoundInput | None:
         CheckpointError: a setting is missing, or is not plausible.
     """
     read = _FAMILIES.get(str(checkpoint.config.get("model_type")))
-    if read is None or checkpoint.gguf is not None:
+    if read is None or (checkpoint.gguf is not None and checkpoint.media is None):
         return None
     return read(checkpoint.config, checkpoint)
 
@@ -69,6 +72,8 @@ def _qwen2_audio(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInpu
         group=2,
         placeholder=_number(values, checkpoint, "audio_token_index", "audio_token_id", default=151646),
         margin=2,
+        begin="<|audio_bos|>",
+        end="<|audio_eos|>",
         max_frames=frames,
     )
 
@@ -77,7 +82,7 @@ def _audio_flamingo3(values: Mapping[str, Any], checkpoint: Checkpoint) -> Sound
     """Its windows are Qwen2-Audio's, and its longest sound has 20 of them."""
     placeholder = _number(values, checkpoint, "audio_token_id", default=151669)
     one = _qwen2_audio(values, checkpoint)
-    return replace(one, placeholder=placeholder, max_frames=20 * one.window_frames)
+    return replace(one, placeholder=placeholder, begin="", end="", max_frames=20 * one.window_frames)
 
 
 def _voxtral(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInput:
@@ -88,6 +93,7 @@ def _voxtral(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInput:
         group=4,
         placeholder=_number(values, checkpoint, "audio_token_id", default=24),
         filled=True,
+        begin="[BEGIN_AUDIO]",
     )
 
 
@@ -100,6 +106,8 @@ def _qwen2_5_omni(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInp
         window_frames=max(1, _LONGEST // window) * window,
         group=2,
         placeholder=_number(thinker, checkpoint, "audio_token_index", "audio_token_id", default=151646),
+        begin="<|audio_bos|>",
+        end="<|audio_eos|>",
         max_frames=FRAMES_PER_SECOND * _longest_seconds(checkpoint),
     )
 
@@ -115,6 +123,8 @@ def _qwen3_omni(values: Mapping[str, Any], checkpoint: Checkpoint) -> SoundInput
         placeholder=_number(thinker, checkpoint, "audio_token_id", default=151646),
         chunk=STRIDE * max(1, _number(audio, checkpoint, "n_window", default=50)),
         bare=True,
+        begin="<|audio_start|>",
+        end="<|audio_end|>",
     )
 
 
@@ -127,9 +137,11 @@ def _thinker(values: Mapping[str, Any], checkpoint: Checkpoint) -> Mapping[str, 
 
 def _longest_seconds(checkpoint: Checkpoint) -> int:
     """Seconds of the longest sound, which the feature extractor does not cut."""
+    if checkpoint.media is not None:
+        return _number(checkpoint.media.processor, checkpoint, "chunk_length", default=_LONGEST_SECONDS)
     newer = (read_json(checkpoint.path / "processor_config.json") or {}).get("feature_extractor")
     found = newer if isinstance(newer, Mapping) else read_json(checkpoint.path / "preprocessor_config.json") or {}
-    return max(1, _number(found, checkpoint, "chunk_length", default=300))
+    return max(1, _number(found, checkpoint, "chunk_length", default=_LONGEST_SECONDS))
 
 
 _FAMILIES: dict[str, Callable[[Mapping[str, Any], Checkpoint], SoundInput]] = {

@@ -61,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"{name}: {model_id}")
     for server, added in servers.items():
         kept = {**added.names, **{name: f"adapter of {one.model}" for name, one in added.adapters.items()}}
-        for name, model in [*((name, "added") for name in added.models), *sorted(kept.items())]:
+        for name, model in [
+            *((name, "added") for name in added.models if name not in added.deleted),
+            *sorted(kept.items()),
+        ]:
             print(f"{name}: {model}, in the server of {server}")
     return 0
 

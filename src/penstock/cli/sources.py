@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field
 from typing import Any
 
-from penstock.config.engine_config import FOREIGN_OPTIONS
+from penstock.config.engine_config import FOREIGN_OPTIONS, foreign_hint
 from penstock.dataclass import dataclass
 from penstock.errors import ConfigError
 from penstock.system.toml import read_toml
@@ -98,7 +98,7 @@ def _is_of_kubernetes(variable: str, value: str) -> bool:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     if name in FOREIGN_OPTIONS:
-        return f"; here it is {FOREIGN_OPTIONS[name]!r}"
+        return foreign_hint(name)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 

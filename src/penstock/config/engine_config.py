@@ -51,7 +51,8 @@ class ModelConfig:
     )
     revision: str | None = option(None, "branch, tag or commit of the model's hub repository; default: its main branch")
     mmproj: str | None = option(
-        None, "vision file of a GGUF model (llama.cpp's mmproj); default: the one beside it, if there is one"
+        None,
+        "vision tower or audio encoder of a GGUF model (llama.cpp's mmproj file); default: the one beside it, if any",
     )
     chat_template: str | None = option(
         None, "file with a Jinja chat template, or the template itself; default: the model's own"
@@ -386,6 +387,15 @@ FOREIGN_OPTIONS = {
 """Options of vLLM, SGLang, llama.cpp and TGI, with the equivalent option here."""
 
 
+_OPPOSITES = frozenset({"language_model_only"})
+"""Those of them that are on where the option here is off."""
+
+
+def foreign_hint(name: str) -> str:
+    """The end of an error that names the option here for one in `FOREIGN_OPTIONS`."""
+    return f"; here it is {FOREIGN_OPTIONS[name]!r}" + ", with the opposite value" * (name in _OPPOSITES)
+
+
 def iter_options() -> "Iterator[tuple[str, Field[Any]]]":
     """Each engine option, as (section of `EngineConfig`, dataclass field)."""
     for section, cls in _SECTIONS.items():
@@ -395,7 +405,7 @@ def iter_options() -> "Iterator[tuple[str, Field[Any]]]":
 
 def _nearest(name: str, known: dict[str, Any]) -> str:
     if name in FOREIGN_OPTIONS:
-        return f"; here it is {FOREIGN_OPTIONS[name]!r}"
+        return foreign_hint(name)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
 

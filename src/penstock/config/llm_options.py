@@ -14,7 +14,7 @@ class LLMOptions(TypedDict, total=False):
     revision: str | None
     """branch, tag or commit of the model's hub repository; default: its main branch"""
     mmproj: str | None
-    """vision file of a GGUF model (llama.cpp's mmproj); default: the one beside it, if there is one"""
+    """vision tower or audio encoder of a GGUF model (llama.cpp's mmproj file); default: the one beside it, if any"""
     chat_template: str | None
     """file with a Jinja chat template, or the template itself; default: the model's own"""
     hf_overrides: str | None

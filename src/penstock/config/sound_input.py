@@ -30,6 +30,10 @@ class SoundInput:
     has convolutions over frames alone."""
     bare: bool = False
     """Whether no silence follows a sound, whose last, incomplete frame is left out."""
+    begin: str = ""
+    """Text of the token before a sound, which chat templates write, but for those that do not know sounds."""
+    end: str = ""
+    """As `begin`, of the token after a sound."""
     max_frames: int | None = None
     """Frames of the longest sound that the model takes; None: it does not limit them."""
 

@@ -304,8 +304,8 @@ def _wanted(config: EngineConfig, facts: ModelFacts, image_input: ImageInput | N
     if config.images.media and config.audio.sounds:
         return towers
     if (audio := towers.pop("sound", None)) is not None and audio.is_attended:
-        off = "sounds" if config.images.media else "media"
-        raise ConfigError(f"{off}: {facts.name} transcribes, for which it needs its audio encoder: leave no_{off} out")
+        option = "sounds" if config.images.media else "media"
+        raise ConfigError(f"{option}: {facts.name} transcribes, for which it needs its audio encoder: leave it on")
     return towers
 
 

@@ -9,7 +9,7 @@ from penstock.config.model_facts import ModelFacts
 from penstock.errors import ConfigError
 from penstock.system.extras import require_torch
 
-_PURPOSE = "--backend transformers"
+_PURPOSE = "backend transformers"
 
 
 def read_other_facts(config: EngineConfig, checkpoint: Checkpoint) -> ModelFacts:

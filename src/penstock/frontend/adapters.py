@@ -49,14 +49,16 @@ class AdapterNames:
         """
         info = self._info()
         if info.adaptable is None:
-            raise AdapterError("no memory is planned for adapters: start with --adapter-memory, or with --adapter")
+            raise AdapterError(
+                "no memory is planned for adapters: set adapter_memory (--adapter-memory) or adapter (--adapter)"
+            )
         from penstock.checkpoint.adapters.folder import read_adapter  # here: most starts read none
 
         adapter = read_adapter(name, path, info.adaptable).adapter
         if adapter.num_elements > info.max_adapter_elements:
             raise AdapterError(
                 f"the adapter {name!r} has {adapter.num_elements:,} weights, and memory is planned for "
-                f"{info.max_adapter_elements:,}: raise --adapter-memory"
+                f"{info.max_adapter_elements:,}: raise adapter_memory (--adapter-memory)"
             )
         return adapter
 

@@ -369,7 +369,7 @@ class AsyncEngine:
         """
         policy = self._config.scheduler.policy
         if priority and policy == "fcfs":
-            raise InvalidRequestError(f"priority has no effect under --policy {policy}: leave it out", "priority")
+            raise InvalidRequestError(f"priority has no effect under policy {policy}: leave it out", "priority")
         caller.check_priority(priority)
         params = self._input_processor.with_default_stops(params)
         request = self._input_processor.make_request(

@@ -7,15 +7,16 @@ MAX_NAMES = 256
 
 
 class ModelNames:
-    """A model's own name, which answers to calls that name none have, and others."""
+    """The names of a model, of which there is always one; the first answers to calls that name none."""
 
-    def __init__(self, own: str, others: Iterable[str] = ()) -> None:
-        self.all = tuple(dict.fromkeys((own, *others)))
-
-    @property
-    def own(self) -> str:
-        """The first name."""
-        return self.all[0]
+    def __init__(self, own: str, others: Iterable[str] = (), *, has_own: bool = True) -> None:
+        """
+        Args:
+            own: the name that it was served by first, by which the server knows it even after that was deleted.
+            has_own: whether it was not.
+        """
+        self.own = own
+        self.all = tuple(dict.fromkeys((own, *others) if has_own else others))
 
     def add(self, name: str) -> bool:
         """Add a name; False: there are too many."""
@@ -25,7 +26,8 @@ class ModelNames:
         return True
 
     def remove(self, name: str) -> bool:
-        """Remove a name that was added; returns whether there was one."""
-        found = name in self.all[1:]
-        self.all = (self.own, *(other for other in self.all[1:] if other != name))
+        """Remove a name, but not the last; returns whether there was one."""
+        found = name in self.all and len(self.all) > 1
+        if found:
+            self.all = tuple(other for other in self.all if other != name)
         return found

@@ -32,16 +32,23 @@ class ServedModel:
     """One model: its name and configuration, and its engine once it has been used."""
 
     def __init__(
-        self, name: str, config: EngineConfig, other_names: Iterable[str] = (), adapters: Mapping[str, str] = _NONE
+        self,
+        name: str,
+        config: EngineConfig,
+        other_names: Iterable[str] = (),
+        adapters: Mapping[str, str] = _NONE,
+        *,
+        has_own_name: bool = True,
     ) -> None:
         """
         Args:
             adapters: paths of adapters that were added, by name; they are checked by its first load.
+            has_own_name: whether clients call it by `name`, too.
         """
         self.name = name
         """Its key; another once it is not served any more."""
         self.served_name = name
-        self.names = ModelNames(name, other_names)
+        self.names = ModelNames(name, other_names, has_own=has_own_name)
         self._unchecked = dict(adapters)
         self._adapter_memory = 0
         self.config = config

@@ -6,7 +6,7 @@ python -m penstock.models.families_doc > docs/models.md
 import sys
 
 from penstock.checkpoint.gguf.architectures import ARCHITECTURES as GGUF
-from penstock.checkpoint.gguf.mmproj import FAMILIES as VISION
+from penstock.checkpoint.gguf.mmproj import FAMILIES as WITH_ENCODERS
 from penstock.models.architectures import ARCHITECTURES, ENCODERS, FamilyReader, Read
 
 INTRO = """\
@@ -17,11 +17,10 @@ the name to look for is `architectures` in the model's `config.json` ([all of th
 `general.architecture` of a GGUF file. Many models share an architecture under other names.
 
 These take images: SmolVLM and Idefics 3, Gemma 3 and 4, InternVL 2.5 to 3.5, LFM2-VL, Llama 4, Pixtral 12B, Mistral
-Small 3 and Ministral 3, Qwen2-VL and 2.5, Qwen3-VL, Qwen3.5 and 3.6, from Hugging Face folders and from GGUF files
-with their [vision files](gguf.md#vision-files). These take [sounds](sounds.md), from Hugging Face folders: Voxtral,
-Qwen2-Audio and Audio Flamingo 3. The thinkers of Qwen2.5-Omni and Qwen3-Omni take both, from such folders.
-[Whisper](transcription.md) transcribes audio, from such folders, too. Of another multimodal checkpoint only the text
-model is loaded.
+Small 3 and Ministral 3, Qwen2-VL and 2.5, Qwen3-VL, Qwen3.5 and 3.6. These take [sounds](sounds.md): Voxtral,
+Qwen2-Audio and Audio Flamingo 3. The thinkers of Qwen2.5-Omni and Qwen3-Omni take both. All are read from Hugging Face
+folders and from GGUF files with their [`mmproj` files](gguf.md#vision-and-audio-files). [Whisper](transcription.md)
+transcribes audio, from Hugging Face folders. Of another multimodal checkpoint only the text model is loaded.
 
 A setting of `config.json` that changes the computation and is not implemented is refused; an unknown setting is
 reported when the model is opened. Embedding models and rerankers have [their own table](#models-that-embed-or-score).
@@ -108,7 +107,7 @@ def short_table() -> list[str]:
     """The lines of the first table, one row per family."""
     families: dict[str, list[str]] = {}
     stored = {name for architecture in GGUF.values() for name in architecture.families}
-    stored |= {architecture for family in VISION.values() for _, architecture in family.values()}
+    stored |= {architecture for family in WITH_ENCODERS.values() for _, architecture in family.values()}
     for name, read in sorted(ARCHITECTURES.items()):
         families.setdefault(_doc(read).split(":")[0].rstrip("."), []).append(name)
     rows = ["| family | `architectures` | GGUF |", "|---|---|---|"]

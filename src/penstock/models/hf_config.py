@@ -105,10 +105,10 @@ class HFConfig:
         return next((section for known, section in self._sections if known == name), None)
 
     @property
-    def names_vision_file(self) -> bool:
-        """Whether the user named a vision file, which then must be used."""
-        vision = self._checkpoint.vision
-        return vision is not None and not vision.is_beside
+    def names_media_file(self) -> bool:
+        """Whether the user named an mmproj file, which then must be used."""
+        media = self._checkpoint.media
+        return media is not None and not media.is_beside
 
     @property
     def keys(self) -> tuple[str, ...]:

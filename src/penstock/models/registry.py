@@ -116,7 +116,7 @@ def _other_way(architectures: Sequence[str]) -> str:
     names = re.findall(r'"(\w+)"\)', decoders.partition("\n)")[0])
     if set(names).isdisjoint(architectures):
         return ""
-    return "; --backend transformers may run it, more slowly, by the class that transformers has for it"
+    return "; backend transformers may run it, more slowly, by the class that transformers has for it"
 
 
 _AUTO_MODELS = "models/auto/modeling_auto.py"
@@ -399,10 +399,10 @@ def open_weights(checkpoint: Checkpoint, spec: ModelSpec, parameters: Iterable[s
 
         parameters = list(parameters)
         towers: list[WeightFile] = []
-        if checkpoint.vision is not None and spec.tower is not None:
+        if checkpoint.media is not None:
             from penstock.models.loading.mmproj_weights import mmproj_weights
 
-            towers += mmproj_weights(checkpoint.vision, spec.tower, parameters)
+            towers += mmproj_weights(checkpoint.media, spec, parameters)
             of_towers = {name for file in towers for name in file.shapes}
             parameters = [name for name in parameters if name not in of_towers]
         return [*unstacked(gguf_weight_files(checkpoint.gguf, spec, parameters), spec), *towers]

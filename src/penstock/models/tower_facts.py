@@ -42,17 +42,22 @@ def _facts_of(encoder: MediaEncoderSpec, checkpoint: Checkpoint, spec: ModelSpec
         try:
             read_sound_input(checkpoint)
         except CheckpointError as error:
-            logger.warning("this model takes no sounds: %s", error)
+            _refuse("sound", error, checkpoint)
             return None
         return _encoder_facts(encoder, spec.hidden_size)
     try:
         pixels = read_image_input(checkpoint)
     except CheckpointError as error:
-        if checkpoint.vision is not None and not checkpoint.vision.is_beside:
-            raise
-        logger.warning("this model takes no images: %s", error)
+        _refuse("image", error, checkpoint)
         return None
     return None if pixels is None else _vision_facts(encoder, pixels, spec)
+
+
+def _refuse(kind: MediaKind, error: CheckpointError, checkpoint: Checkpoint) -> None:
+    """Log that the model takes none of a kind of media, or raise the error if the user named the encoder's file."""
+    if checkpoint.media is not None and not checkpoint.media.is_beside:
+        raise error
+    logger.warning("this model takes no %ss: %s", kind, error)
 
 
 def _vision_facts(tower: TowerSpec, pixels: ImageInput, spec: ModelSpec) -> TowerFacts:

@@ -34,7 +34,7 @@ def arithmetic(checkpoint: Checkpoint, settings: Settings) -> str:
         "" if settings.backend == "penstock" else f"{settings.backend} {_version(settings.backend)}",
         settings.memory.block_size,
         checkpoint_digest(checkpoint.path),
-        b"" if checkpoint.vision is None else checkpoint_digest(checkpoint.vision.file.path),
+        b"" if checkpoint.media is None else checkpoint_digest(checkpoint.media.file.path),
         checkpoint.hf_overrides or "",
     ):
         digest.update(fact if isinstance(fact, bytes) else f"{fact}\0".encode())

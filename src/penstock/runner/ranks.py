@@ -72,7 +72,7 @@ class RankLaunch:
     hf_overrides: str | None = None
     """JSON object that replaces settings of the model's config.json."""
     mmproj: str | None = None
-    """The vision file of a GGUF model, if the user named one."""
+    """The mmproj file of a GGUF model, if the user named one."""
 
     @property
     def backend(self) -> str:

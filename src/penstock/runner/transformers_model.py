@@ -46,7 +46,7 @@ _CHANGING_ROPES = ("dynamic", "longrope")
 
 def unsupported(what: str) -> CheckpointError:
     """The error for a model that cannot run this way."""
-    return CheckpointError(f"--backend transformers cannot run this model: {what}")
+    return CheckpointError(f"backend transformers cannot run this model: {what}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.checkpoint.added import Added, AddedFile, file_of_address
+from penstock.checkpoint.added import Added, AddedFile, file_of_address, list_of
 from penstock.checkpoint.created import remove_adapter
 from penstock.errors import CheckpointError
 from penstock.server.config import ServerConfig
@@ -35,6 +35,8 @@ class AddedModels:
 
     def __init__(self, file: AddedFile | None) -> None:
         self._file = file
+        self.path = list_of(file)
+        """The list, for uploaded adapters."""
         self.one_at_a_time = asyncio.Lock()
         """Held by calls that create, copy or delete files of models: they look at what is served after one another."""
         self._deleting: set[asyncio.Task[None]] = set()

@@ -41,11 +41,25 @@ def holder_of(request: Request, name: str) -> NamedModel | None:
 def check_untaken(request: Request, name: str, field: str, *, but: Collection[ModelNames] = ()) -> None:
     """
     Raises:
-        InvalidRequestError: now a model, but one of `but`, or an adapter is served by this name.
+        InvalidRequestError: now a model, but one of `but`, or an adapter is served by this name; or a model of this
+            name was deleted, and is still served by others.
     """
     holder = holder_of(request, name)
     if holder is not None and holder.names not in but:
         raise InvalidRequestError(f"{field}: {name!r} is served here under this name: choose another", field)
+    models: Models | None = request.app.state.models
+    known = None if models is None else models.served.models.get(name)
+    if holder is None and known is not None and known.names not in but:
+        raise still_served(name, known.names, field)
+
+
+def still_served(name: str, names: ModelNames, field: str) -> InvalidRequestError:
+    """The error for the name of a model that has others alone."""
+    return InvalidRequestError(
+        f"{field}: the model that was {name!r} is still served as {names.all[0]!r}: delete that, too, or choose "
+        "another name",
+        field,
+    )
 
 
 def check_current(request: Request, serving: Serving) -> None:

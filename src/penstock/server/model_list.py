@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.added import Added
 from penstock.checkpoint.checkpoint import find_on_disk, weights_size
@@ -18,6 +19,9 @@ from penstock.fleet.model_broker import ModelBroker, PlanModel, reservation
 from penstock.server.config import ServerConfig, seconds_of
 from penstock.system.extras import has_torch
 from penstock.system.host import free_memory
+
+if TYPE_CHECKING:
+    from penstock.frontend.served_model import ServedModel
 
 KEEP_ALIVE = "5m"
 """Default time without requests after which one of several models is unloaded; Ollama's."""
@@ -34,13 +38,22 @@ class ListedModel:
     other_names: tuple[str, ...] = ()
     is_added: bool = False
     """Whether it was added to an earlier server."""
+    has_own_name: bool = True
+    """Whether it is served by `name`, too: a client may have deleted that."""
     adapters: Mapping[str, str] = field(default_factory=dict)
     """Paths of adapters that were added to it, by name."""
 
     @property
     def all_names(self) -> tuple[str, ...]:
         """Its names and those of the added adapters."""
-        return (self.name, *self.other_names, *self.adapters)
+        own = (self.name,) if self.has_own_name else ()
+        return (*own, *self.other_names, *self.adapters)
+
+    def served(self) -> "ServedModel":
+        """The model to serve."""
+        from penstock.frontend.served_model import ServedModel  # here: a server's own imports come after its launch
+
+        return ServedModel(self.name, self.config, self.other_names, self.adapters, has_own_name=self.has_own_name)
 
 
 def serves_several(engine_config: EngineConfig, config: ServerConfig) -> bool:
@@ -106,12 +119,14 @@ def with_added(
             warnings.append(f"the model {name}, which was added to an earlier server, is not served: {reason}")
         else:
             own = _other_config(engine_config, path)
-            found.append(ListedModel(name, replace(own, model=replace(own.model, revision=None)), is_added=True))
+            own = replace(own, model=replace(own.model, revision=None))
+            found.append(ListedModel(name, own, is_added=True, has_own_name=name not in added.deleted))
     if not found:
         raise ConfigError(
             f"models_dir {config.models_dir} has no models: neither folders with config.json nor .gguf files"
         )
-    return [_with_names(model, added, taken | {*added.models}) for model in found], warnings
+    named = (_with_names(model, added, taken | {*added.models}) for model in found)
+    return [model for model in named if model.has_own_name or model.other_names], warnings
 
 
 def _with_names(model: ListedModel, added: Added, taken: Collection[str]) -> ListedModel:

@@ -60,7 +60,8 @@ class Models:
         for wanted in dict.fromkeys((name, name.removesuffix(LATEST))):
             if (model := self.served.find(wanted)) is not None:
                 return model
-        raise unknown_model(name, [model.name for model in self.served.served if caller.may_use(model.name)])
+        known = (next(filter(caller.may_use, model.names.all), None) for model in self.served.served)
+        raise unknown_model(name, [own for own in known if own is not None])
 
     def _first_for(self, caller: Caller) -> ServedModel:
         served = self.served.served

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import __version__
-from penstock.checkpoint.added import Added, AddedFile
+from penstock.checkpoint.added import Added, AddedFile, held_by_server
 from penstock.checkpoint.checkpoint import describe, open_model
 from penstock.config.engine_config import EngineConfig
 from penstock.dataclass import dataclass
@@ -84,7 +84,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     if models is not None:
         engine_config = models.models[0].config  # of the one that is loaded first
     # The address first: a port in use is no reason to load a model. Connections wait in its backlog.
-    with bound(server_config) as listener, _launched(engine_config, server_config, stop) as links:
+    with bound(server_config) as listener, held_by_server(file), _launched(engine_config, server_config, stop) as links:
         return _run(links, engine_config, server_config, listener, stop, models, added)
 
 
@@ -207,8 +207,10 @@ def _run(
         app = create_app(first, config, keys, tracer, served, AddedModels(file))
         if served is None:
             _add_names(app.state.serving, added)
-        names = app.state.serving.names.all[:1] if served is None else served.models
-        announce = functools.partial(_announce, first, ",".join(names), listener, config, warnings)
+        names = [app.state.serving.names] if served is None else [model.names for model in served.served]
+        announce = functools.partial(
+            _announce, first, ",".join(each.all[0] for each in names), listener, config, warnings
+        )
         if file is not None:
             _tell_restored(file, models, app.state.serving, added)
         return HttpServer(app, announce, 2 * CLOSING_SECONDS, config)
@@ -274,7 +276,9 @@ def _unserved(models: _Planned | None, added: Added, engine_config: EngineConfig
 
 def _tell_restored(file: AddedFile, models: _Planned | None, serving: "Serving", added: Added) -> None:
     """Log the models, names and adapters that this server has since clients added them to an earlier one."""
-    restored = [] if models is None else [model.name for model in models.models if model.is_added]
+    restored = (
+        [] if models is None else [model.name for model in models.models if model.is_added and model.has_own_name]
+    )
     each: Sequence[Serving | ListedModel] = [serving] if models is None else models.models
     others = (name for model in each for name in model.all_names)
     restored += [name for name in others if name in added.names or name in added.adapters]
@@ -294,7 +298,6 @@ async def _start_models(
     journal: "Journal | None",
 ) -> "ServedModels":
     """Load the first model, whose engines have been launched; the others are launched when they are used."""
-    from penstock.frontend.served_model import ServedModel
     from penstock.frontend.served_models import ServedModels
 
     launched = [links]
@@ -304,7 +307,7 @@ async def _start_models(
         return start_engine(engine_config, own, beside=beside)
 
     served = ServedModels(
-        [ServedModel(model.name, model.config, model.other_names, model.adapters) for model in models.models],
+        [model.served() for model in models.models],
         models.broker,
         start,
         config.queue,

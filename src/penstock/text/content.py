@@ -5,7 +5,7 @@
 `take_images` moves the sources out, and leaves `ImageSource.part`, which chat templates render.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.dataclass import dataclass
@@ -14,6 +14,8 @@ if TYPE_CHECKING:  # the process that renders chat templates has no need of it
     from penstock.api.request import MediaKind
 
 Content: TypeAlias = str | list[dict[str, Any]]
+ITEM_TYPES: "dict[MediaKind, str]" = {"image": "image", "sound": "audio"}
+"""The type of the part of a content that stands for an item, by its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class ImageSource:
     @property
     def part(self) -> dict[str, Any]:
         """The part of a content that chat templates render. Some know a sound by its type, some by its field."""
-        return {"type": "audio", "audio": ""} if self.is_sound else {"type": "image"}
+        return {"type": ITEM_TYPES[self.kind]} | ({"audio": ""} if self.is_sound else {})
 
 
 def content_of(parts: Iterable[str | ImageSource], separator: str) -> Content:
@@ -84,6 +86,19 @@ def take_images(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]
             message = {**message, "content": content}
         made.append(message)
     return made, sources
+
+
+def items_as_text(messages: Sequence[dict[str, Any]], texts: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Messages with text in place of images or sounds, by the type of their parts; text alone is joined."""
+
+    def changed(message: dict[str, Any]) -> dict[str, Any]:
+        content = message.get("content")
+        if not isinstance(content, list) or not any(part["type"] in texts for part in content):
+            return message
+        parts = [{"type": "text", "text": texts[part["type"]]} if part["type"] in texts else part for part in content]
+        return {**message, "content": text_of(parts) if all(part["type"] == "text" for part in parts) else parts}
+
+    return [changed(message) for message in messages]
 
 
 def images_after_tools(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

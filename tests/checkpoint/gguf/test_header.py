@@ -15,7 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.gguf import types
+from penstock.checkpoint.gguf import header, types
 from penstock.checkpoint.gguf.header import Header, StringArray, read_header
 from penstock.errors import CheckpointError
 from tests.support.gguf_files import finish
@@ -229,6 +229,33 @@ def test_a_file_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
             read_header(cut)
 
 
+@pytest.mark.parametrize(
+    "strings",
+    [[""], ["a", ""], ["ab"] * 20 + [""], ["ab"] * 300 + [""], ["ab"] * 3000 + ["long" * 100]],
+    ids=["empty", "alternating", "few short", "many short", "a window of short"],
+)
+def test_no_byte_of_strings_is_parsed_many_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strings: list[str]
+) -> None:
+    parsed, parse = 0, header._ends_of_short
+
+    def count(window: bytes) -> Any:
+        nonlocal parsed
+        parsed += len(window)
+        return parse(window)
+
+    monkeypatch.setattr(header, "_ends_of_short", count)
+    many = (strings * 2**16)[: 2**16]
+    content = b"".join(map(text, many))
+    array = entry("a", 9, struct.pack("<IQ", 8, len(many)) + content)
+    file = tmp_path / "a.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + array + bytes(2**18))
+    found = read_header(file).metadata["a"]
+    assert isinstance(found, StringArray)
+    assert found.decode() == many
+    assert parsed < 4 * len(content)
+
+
 def read_or_refuse(file: Path) -> Header | None:
     try:
         return read_header(file)
@@ -248,9 +275,9 @@ def test_flipped_bytes_give_a_header_or_an_error_in_little_memory(
         content[rng.randrange(header_bytes)] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
     (folder / "flipped.gguf").write_bytes(content)
     tracemalloc.start()
-    header = read_or_refuse(folder / "flipped.gguf")
+    read = read_or_refuse(folder / "flipped.gguf")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2**20
-    if header is not None:
-        assert all(info.first + info.nbytes <= len(content) for info in header.tensors.values())
+    if read is not None:
+        assert all(info.first + info.nbytes <= len(content) for info in read.tensors.values())

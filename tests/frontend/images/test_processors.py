@@ -39,10 +39,10 @@ from penstock.text.tokenizer import Tokenizer
 SIZES = [(48, 64), (108, 192), (33, 77), (120, 81), (64, 48), (30, 170), (51, 51), (200, 150)]
 IDS = {"image_token_id": 9, "image_token_index": 9, "boi_token_index": 7, "eoi_token_index": 8}
 CONFIGS = {
-    "qwen": {"model_type": "qwen3_vl", **IDS},
+    "qwen": {"model_type": "qwen3_vl", "vision_config": {"patch_size": 8}, **IDS},
     "smolvlm": {"model_type": "smolvlm", "scale_factor": 2, "vision_config": {"patch_size": 8}, **IDS},
     "gemma3": {"model_type": "gemma3", "mm_tokens_per_image": 16, "vision_config": {"patch_size": 7}, **IDS},
-    "gemma4": {"model_type": "gemma4", "boi_token_id": 7, "eoi_token_id": 8, **IDS},
+    "gemma4": {"model_type": "gemma4", "boi_token_id": 7, "eoi_token_id": 8, "vision_config": {"patch_size": 4}} | IDS,
     "pixtral": {"model_type": "mistral3", "vision_config": {"patch_size": 7, "model_type": "pixtral"}, **IDS},
     "internvl": {"model_type": "internvl", "vision_config": {"patch_size": [8, 8], "image_size": [48, 48]}, **IDS},
 }

@@ -145,7 +145,7 @@ def _read_stablelm(given: Given) -> dict[str, Any]:
 
 
 def _read_qwen_vl(given: Given) -> dict[str, Any]:
-    given.keys.ignore("n_deepstack_layers")  # the vision file names them
+    given.keys.ignore("n_deepstack_layers")  # the mmproj file names them
     return with_sections(given.keys, given.config)
 
 

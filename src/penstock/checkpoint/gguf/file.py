@@ -16,7 +16,7 @@ T = TypeVar("T", bool, int, float, str)
 D = TypeVar("D")
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
-_VISION = re.compile(r"(^|[-._])mmproj([-._]|$)", re.IGNORECASE)
+_MMPROJ = re.compile(r"(^|[-._])mmproj([-._]|$)", re.IGNORECASE)
 _STATISTICS = re.compile(r"^imatrix([-._]|$)|[-._]imatrix$", re.IGNORECASE)
 """The name of a file of a quantizer's statistics; models may be called M-imatrix-Q4_K_M."""
 _MAX_PARTS = 1000
@@ -133,7 +133,7 @@ def open_gguf(path: Path, types: Sequence[str] = ("model",)) -> GGUFFile:
     metadata = Metadata(path, first.metadata)
     kind = metadata.find("general.type", str) or types[-1]
     if kind not in types:
-        hint = "; give it to its base model with --adapter NAME=FILE" * (kind == "adapter")
+        hint = "; give it to its base model as adapter NAME=FILE (--adapter)" * (kind == "adapter")
         raise CheckpointError(f"{path} is no {types[0]}: its general.type is {shown(kind)}, not {types[0]}{hint}")
     headers = [first, *(_read_part(part, metadata) for part in _other_parts(path, metadata))]
     tensors: dict[str, TensorInfo] = {}
@@ -247,12 +247,12 @@ def choose_gguf(names: Sequence[str], choice: str | None, where: str) -> str:
 
 def is_model_name(name: str) -> bool:
     """Whether a GGUF file of this name may be a model."""
-    return not is_vision_name(name) and _STATISTICS.search(Path(name).name.removesuffix(".gguf")) is None
+    return not is_mmproj_name(name) and _STATISTICS.search(Path(name).name.removesuffix(".gguf")) is None
 
 
-def is_vision_name(name: str) -> bool:
-    """Whether the name is that of a vision file (mmproj-F16.gguf, NAME.mmproj-f16.gguf)."""
-    return _VISION.search(Path(name).name.removesuffix(".gguf")) is not None
+def is_mmproj_name(name: str) -> bool:
+    """Whether the name is that of an mmproj file (mmproj-F16.gguf, NAME.mmproj-f16.gguf)."""
+    return _MMPROJ.search(Path(name).name.removesuffix(".gguf")) is not None
 
 
 def _begins_model(name: str) -> bool:

@@ -43,10 +43,10 @@ _MAX_ARRAY = 2**20
 _MAX_NAME_BYTES = 2**16
 _MAX_DIMENSIONS = 4
 _MAX_ALIGNMENT = 2**20
-_WINDOW = 2**17
-"""Bytes in which strings are looked for at once."""
+_MAX_WINDOW, _MIN_WINDOW = 2**17, 2**12
+"""Bytes in which strings are looked for at once: the most, and the fewest, after others than short ones."""
 _FEW = 256
-"""Strings that are parsed one by one where a window begins with fewer short ones."""
+"""Strings that are parsed one by one where short ones do not fill half a window."""
 
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
 """Type codes of number types (as in `struct` and `array`), by type id."""
@@ -253,14 +253,16 @@ class _Cursor:
     def strings(self, count: int) -> StringArray:
         """Read an array of strings without decoding them: only their lengths are parsed."""
         first, firsts = self.at, array("Q", [0])
-        content, unpack = self._content, _UINT64.unpack_from
+        content, unpack, window = self._content, _UINT64.unpack_from, _MAX_WINDOW
         try:
             while (left := count + 1 - len(firsts)) > 0:
                 at = first + firsts[-1]
-                ends = _ends_of_short(bytes(content[at : at + _WINDOW]))[:left]
+                ends = _ends_of_short(bytes(content[at : at + window]))[:left]
                 firsts.frombytes((ends + firsts[-1]).tobytes())
-                if len(ends) < _FEW:  # parsing a window for each of many other strings would take minutes
-                    at = first + firsts[-1]
+                if len(ends) and ends[-1] > window // 2:
+                    window = min(2 * window, _MAX_WINDOW)
+                else:  # so that no byte is parsed more than a few times, whatever the strings are
+                    at, window = first + firsts[-1], _MIN_WINDOW
                     for _ in range(min(_FEW, left - len(ends))):
                         at += 8 + unpack(content, at)[0]
                         firsts.append(at - first)

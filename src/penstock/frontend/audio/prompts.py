@@ -25,7 +25,10 @@ class PromptSoundReader(MediaReader):
 
 
 class SoundTokens(MediaTokens):
-    """The tokens of sounds for one model: placeholders alone, as the chat template writes what is around them."""
+    """The tokens of sounds for one model: placeholders alone, as the chat template writes what is around them.
+
+    A template that does not know sounds, as some GGUF files have, gets both as text.
+    """
 
     kind = "sound"
 
@@ -35,7 +38,9 @@ class SoundTokens(MediaTokens):
             CheckpointError: the tokenizer lacks the placeholder.
         """
         super().__init__(about.placeholder, tokenizer)
-        self._about = about
+        self._about, source = about, tokenizer.chat_template_source
+        if "audio" not in source and self.placeholder not in source:
+            self.in_message = about.begin + self.placeholder + about.end
 
     def expanded(self, picture: Picture) -> Expansion:
         made = Expansion()

@@ -14,8 +14,10 @@ from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError, InvalidRequestError
 from penstock.frontend.images.reader import Part, Picture
 from penstock.frontend.input_processor import ImagePrompt
-from penstock.text.content import ImageSource
+from penstock.text.content import ITEM_TYPES, ImageSource, items_as_text
 from penstock.text.tokenizer import Tokenizer
+
+Message = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -45,6 +47,9 @@ class MediaTokens(ABC):
         """The text that the chat template writes for an image."""
         self.in_text = self.placeholder
         """The placeholder, with what the processor writes around it."""
+        self.in_message: str | None = None
+        """What stands for an item in the text of a message, for a chat template that does not know its kind; None: the
+        template knows it."""
 
     @property
     def bare_marker(self) -> str:
@@ -95,6 +100,13 @@ class Placeholders:
                         )
             elif isinstance(value, (Mapping, list, tuple)):
                 waiting.extend(value.values() if isinstance(value, Mapping) else value)
+
+    def spelled_out(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with text in place of the items of kinds that the chat template does not know."""
+        texts = {
+            ITEM_TYPES[kind]: tokens.in_message for kind, tokens in self._kinds.items() if tokens.in_message is not None
+        }
+        return items_as_text(messages, texts) if texts else list(messages)
 
     def are_rendered(self, text: str, pictures: Sequence[Picture]) -> bool:
         """Whether a rendered conversation has a marker for each image."""

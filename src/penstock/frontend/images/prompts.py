@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from penstock.api.request import MediaKind
 from penstock.config.engine_config import AudioConfig, ImageConfig
@@ -11,7 +11,7 @@ from penstock.dataclass import dataclass
 from penstock.engine.info import EngineInfo
 from penstock.errors import InvalidRequestError
 from penstock.frontend.decoders import NUM_WORKERS
-from penstock.frontend.images.placeholders import MediaTokens, Placeholders
+from penstock.frontend.images.placeholders import MediaTokens, Message, Placeholders
 from penstock.frontend.images.reader import ImageReader, KeptPictures, MediaReader, Picture
 from penstock.frontend.images.tokens import ImageTokens
 from penstock.frontend.images.urls import ImageURLs
@@ -21,7 +21,6 @@ from penstock.text.content import ImageSource, images_after_tools
 from penstock.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-Message = dict[str, Any]
 _MAX_WAITING_BYTES = 64 * 2**20
 
 
@@ -182,7 +181,8 @@ class ImagePrompts:
             InvalidRequestError: a text spells a placeholder, or the chat template renders fewer images.
         """
         self.tokens.check_not_spelled([message.get("content") for message in messages], "messages")
-        text = await render(list(messages))
+        messages = self.tokens.spelled_out(messages)
+        text = await render(messages)
         if not self.tokens.are_rendered(text, pictures):
             text = await render(images_after_tools(messages))
             self.tokens.check_rendered(text, pictures)
@@ -211,7 +211,8 @@ class OfflineImages:
     ) -> str:
         """The text of a conversation's prompt. See `ImagePrompts.render`."""
         self.tokens.check_not_spelled([message.get("content") for message in messages], "messages")
-        text = render(list(messages))
+        messages = self.tokens.spelled_out(messages)
+        text = render(messages)
         if not self.tokens.are_rendered(text, pictures):
             text = render(images_after_tools(messages))
             self.tokens.check_rendered(text, pictures)

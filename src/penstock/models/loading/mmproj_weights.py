@@ -1,35 +1,37 @@
-"""Reads the tower of a vision file (`mmproj`): llama.cpp's names, and tensors that its converter changes.
+"""Reads the encoders of an `mmproj` file: llama.cpp's names, and tensors that its converter changes.
 
 attn.qkv                     three tensors
 patches of two frames        a tensor a frame
 a matrix of pixels           a convolution
 queries and keys (Pixtral)   rows of adjacent pairs
 norms by 1 + weight          1 + weight
+biases of convolutions       axes of size 1 after the vector's
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checkpoint.gguf.header import TensorInfo
-from penstock.checkpoint.gguf.mmproj import VisionFile
+from penstock.checkpoint.gguf.mmproj import MediaFile
 from penstock.errors import CheckpointError
 from penstock.layers.attention import AttentionSpec
 from penstock.models.loading.gguf_tensors import MadeTensor
 from penstock.models.loading.gguf_weights import GGUFWeights
-from penstock.models.spec import TowerSpec
+from penstock.models.spec import ModelSpec, TowerSpec
 
 Floats = NDArray[np.float32]
 
 _LAYER = re.compile(r"(?:visual\.blocks|vision_(?:tower|model)\.(?:encoder|transformer|model)\.layers?)\.(\d+)\.(.+)")
-_TAP = re.compile(r"visual\.deepstack_merger_list\.(\d+)\.(.+)")
+_TAP = re.compile(r"visual\.(?:deepstack_)?merger_list\.(\d+)\.(.+)")
 _INNER = {
     **dict.fromkeys(("norm1", "layer_norm1", "layernorm_before", "attention_norm"), "ln1"),
     **dict.fromkeys(("norm2", "layer_norm2", "layernorm_after", "ffn_norm"), "ln2"),
     **dict.fromkeys(("attn.proj", "self_attn.out_proj", "attention.projection_layer", "attention.o_proj"), "attn_out"),
     **{f"{above}.{part}_proj": f"attn_{part}" for above in ("self_attn", "attention") for part in "qkv"},
+    **{f"attn.{part}": f"attn_{part}" for part in "qkv"},
     **{f"attention.{part}_norm": f"attn_{part}_norm" for part in "qk"},
     "input_layernorm": "ln1",
     "post_attention_layernorm": "attn_post_norm",
@@ -47,7 +49,11 @@ _EXCHANGED = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 _OTHERWISE = {"attn_post_norm": "ln2"}
 """Names in older files of Llama 4, which the tables of newer converters give to another norm."""
 _QKV = ("attn_q", "attn_k", "attn_v")
-_TAPPED = {"norm": "norm", "linear_fc1": "fc1", "linear_fc2": "fc2"}
+_TAPPED = {
+    **dict.fromkeys(("norm", "ln_q"), "norm"),
+    **dict.fromkeys(("linear_fc1", "mlp.0"), "fc1"),
+    **dict.fromkeys(("linear_fc2", "mlp.2"), "fc2"),
+}
 
 _SIGLIP = {
     "embeddings.patch_embedding": "v.patch_embd",
@@ -62,7 +68,7 @@ _QWEN = {
     **dict.fromkeys(("visual.merger.mlp.2", "visual.merger.linear_fc2"), "mm.2"),
 }
 _OUTER: dict[str, dict[str, str]] = {
-    **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"), _QWEN),
+    **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger", "qwen2.5o", "qwen3vl_merger"), _QWEN),
     "gemma3": {
         **{f"vision_tower.{name}": stored for name, stored in _SIGLIP.items()},
         "multi_modal_projector.mm_soft_emb_norm": "mm.soft_emb_norm",
@@ -117,32 +123,83 @@ _COMPLETE = {
     "vision_tower.embeddings.position_embeddings": "v.position_embd.weight",
 }
 """Complete names."""
-_UNUSED = re.compile(r"v\.token_embd\.img_break|(mm\.)?a\..*")
-"""A copy of a row of the text model's embedding, and audio towers."""
+_AUDIO_LAYER = re.compile(r"audio_tower\.layers\.(\d+)\.(.+)\.(weight|bias)")
+_AUDIO_INNER = {
+    "self_attn_layer_norm": "ln1",
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+    "self_attn.out_proj": "attn_out",
+    "final_layer_norm": "ln2",
+    "fc1": "ffn_up",
+    "fc2": "ffn_down",
+}
+"""Names within a layer of an audio encoder, without `.weight` and `.bias`."""
+_AUDIO_OUTER = {
+    **{f"audio_tower.conv{number}": f"a.conv1d.{number}" for number in (1, 2)},
+    **{f"audio_tower.conv2d{number}": f"a.conv2d.{number}" for number in (1, 2, 3)},
+    "audio_tower.conv_out": "a.conv_out",
+    "audio_tower.embed_positions": "a.position_embd",
+    **dict.fromkeys(("audio_tower.layer_norm", "audio_tower.ln_post"), "a.post_ln"),
+    **dict.fromkeys(("multi_modal_projector.linear", "audio_tower.proj"), "mm.a.fc"),
+    **{f"multi_modal_projector.linear_{number}": f"mm.a.mlp.{number}" for number in (1, 2)},
+    **{f"audio_tower.proj{number}": f"mm.a.mlp.{number}" for number in (1, 2)},
+}
+"""Names outside of its layers, without `.weight` and `.bias`, of all projectors."""
+_UNUSED = re.compile(r"v\.token_embd\.img_break|a\.position_embd\.weight|a\.blk\.\d+\.attn_k\.bias")
+"""A copy of a row of the text model's embedding, sinusoids, and what attention weights do not depend on."""
+_AUDIO = re.compile(r"(mm\.)?a\..*")
 
 
-def mmproj_weights(vision: VisionFile, tower: TowerSpec, parameters: Iterable[str]) -> list[GGUFWeights]:
-    """The weights of a tower, under the names of its parameters; none if no parameter is a tower's.
+def mmproj_weights(media: MediaFile, spec: ModelSpec, parameters: Iterable[str]) -> list[GGUFWeights]:
+    """The weights of the encoders, under the names of their parameters, without an encoder that has none.
 
     Raises:
         CheckpointError: a tensor is missing, or has a shape that cannot be converted.
     """
-    made = dict(_Tensors(vision, tower).of(parameters))
-    if not made:
-        return []
-    used = {info.name for each in made.values() for info in each.stored}
-    others = {
-        name: info for name, info in vision.file.tensors.items() if name not in used and not _UNUSED.fullmatch(name)
-    }
-    return [GGUFWeights(vision.file.path, others, {}, made)]
+    names, found = list(parameters), list[GGUFWeights]()
+    tensors, audio = media.file.tensors, {name for name in media.file.tensors if _AUDIO.fullmatch(name)}
+    if "vision" in media.projectors and spec.tower is not None:
+        found += _weights(media, tensors.keys() - audio, dict(_Tensors(media, spec.tower).of(names)))
+    if "audio" in media.projectors:
+        found += _weights(media, audio, dict(_audio_tensors(media, names)))
+    return found
+
+
+def _weights(media: MediaFile, stored: Set[str], made: Mapping[str, MadeTensor]) -> Iterator[GGUFWeights]:
+    """The weights of one encoder, whose tensors are `stored`."""
+    if made:
+        used = {info.name for each in made.values() for info in each.stored}
+        others = [name for name in stored - used if not _UNUSED.fullmatch(name)]
+        yield GGUFWeights(media.file.path, {name: media.file.tensors[name] for name in others}, {}, made)
+
+
+def _audio_tensors(media: MediaFile, parameters: Iterable[str]) -> Iterator[tuple[str, MadeTensor]]:
+    """Each parameter of an audio encoder, with how it is made."""
+    for name in parameters:
+        if layer := _AUDIO_LAYER.fullmatch(name):
+            stored = f"a.blk.{layer[1]}.{_AUDIO_INNER[layer[2]]}.{layer[3]}"
+        else:
+            stem, _, leaf = name.rpartition(".")
+            if stem not in _AUDIO_OUTER:
+                continue
+            stored = f"{_AUDIO_OUTER[stem]}.{leaf}"
+        info = _stored(media, stored)
+        is_bias = name.endswith(".bias") and info.size == info.shape[0]
+        yield name, _reshaped(info, (info.size,)) if is_bias else _plain(info)
+
+
+def _stored(media: MediaFile, name: str) -> TensorInfo:
+    info = media.file.tensors.get(name)
+    if info is None:
+        raise CheckpointError(f"{media.file.path} lacks the tensor {name}")
+    return info
 
 
 class _Tensors:
-    """The stored tensors of a tower's parameters."""
+    """The stored tensors of a vision tower's parameters."""
 
-    def __init__(self, vision: VisionFile, tower: TowerSpec) -> None:
-        self._tower, self._projector = tower, vision.projector
-        self._file, self._tensors = vision.file.path, vision.file.tensors
+    def __init__(self, media: MediaFile, tower: TowerSpec) -> None:
+        self._tower, self._projector, self._media = tower, media.projectors["vision"], media
+        self._file, self._tensors = media.file.path, media.file.tensors
         down = self._tensors.get("v.blk.0.ffn_down.weight")
         hidden = tower.hidden_size
         self._is_exchanged = down is not None and down.shape[-1] == hidden != down.shape[0]
@@ -201,7 +258,7 @@ class _Tensors:
         patch = self._tower.patch
         if patch.flat == "channels":
             flat = (info.shape[0], info.size // max(1, info.shape[0]))
-            return MadeTensor((info,), flat, lambda weight: weight.reshape(flat))
+            return _reshaped(info, flat)
         if len(info.shape) != 4:
             raise CheckpointError(f"{info.name} in {self._file} has the shape {list(info.shape)}; 4 axes are read")
         rows, channels, height, width = info.shape
@@ -218,14 +275,15 @@ class _Tensors:
         return _plain(info)
 
     def _info(self, name: str) -> TensorInfo:
-        info = self._tensors.get(name)
-        if info is None:
-            raise CheckpointError(f"{self._file} lacks the tensor {name}")
-        return info
+        return _stored(self._media, name)
 
 
 def _plain(info: TensorInfo) -> MadeTensor:
     return MadeTensor((info,), info.shape, lambda values: values)
+
+
+def _reshaped(info: TensorInfo, shape: tuple[int, ...]) -> MadeTensor:
+    return MadeTensor((info,), shape, lambda values: values.reshape(shape))
 
 
 def _halves(head_dim: int) -> Callable[[Floats], Floats]:

@@ -56,8 +56,8 @@ def packed_key(checkpoint: Checkpoint, settings: Settings, ranks: Ranks = ALONE)
         CheckpointError: the checkpoint has no weights.
     """
     files = list(checkpoint.gguf.files) if checkpoint.gguf is not None else weight_files(checkpoint.path)
-    if checkpoint.vision is not None:
-        files += checkpoint.vision.file.files
+    if checkpoint.media is not None:
+        files += checkpoint.media.file.files
     try:
         if sum(file.stat().st_size for file in files) < MIN_BYTES:
             return None

@@ -114,7 +114,7 @@ def capabilities_of(checkpoint: Checkpoint) -> list[str]:
     able = {
         "completion": True,
         "tools": bool(template),
-        "vision": checkpoint.vision is not None or "vision_config" in checkpoint.config,
+        "vision": "vision_config" in checkpoint.config,
         "thinking": bool(template) and format_of(template).reasons,
     }
     return [name for name, is_able in able.items() if is_able]

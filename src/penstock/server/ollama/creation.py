@@ -38,7 +38,7 @@ from penstock.server.body_route import BodyRoute
 from penstock.server.call_context import CallContext, ContextOf
 from penstock.server.dialect import Call, serving_of
 from penstock.server.listed import Listed, find_listed, list_served
-from penstock.server.model_changes import added_of, check_current, check_untaken, holder_of
+from penstock.server.model_changes import added_of, check_current, check_untaken, holder_of, still_served
 from penstock.server.ollama.blobs import find_blob
 from penstock.server.ollama.library import PROGRESS, add_name, check_free, given_name, progress, users_of
 from penstock.server.ollama.names import check_new_name, served_name
@@ -84,6 +84,9 @@ async def create(body: CreateBody, request: Request, context: ContextOf) -> Resp
 async def _create_model(body: CreateBody, name: str, request: Request, listed: Sequence[Listed]) -> None:
     models: Models | None = request.app.state.models
     replaced = await asyncio.to_thread(_replaced, listed, name) if models is not None else []
+    for model in replaced:
+        if model.name == name and not model.has_name(name):
+            raise still_served(name, model.model.names, "model")
     own = [model.model.names for model in replaced]
     await check_free(request, listed, name, "model", but=own)
     files, base = _uploaded(body), None
@@ -138,7 +141,7 @@ async def _add_adapter(body: CreateBody, name: str, request: Request, context: C
     files = {file: find_blob(digest, "adapters") for file, digest in body.adapters.items()}
 
     def store() -> Adapter:
-        folder = write_adapter(files)
+        folder = write_adapter(files, added_of(request).path)
         try:
             adapter = call.engine.adapters.read(name, str(folder))
             return replace(adapter, path=str(name_adapter(folder, name)))

@@ -173,7 +173,7 @@ async def show(body: ShowBody, context: ContextOf, listed: ListedOf) -> ShownMod
 
 
 async def _shown(asked: str | None, call: Call, serving: Serving) -> ShownModel:
-    name = choose_model(call, asked)
+    name = await choose_model(call, asked)
     summary, info, tokenizer = await _summary(call), call.engine.info, call.engine.tokenizer
     parent = tagged(call.model_names[0]) if call.adapter is not None and call.model_names else ""
     template = "" if tokenizer is None else tokenizer.chat_template_source
@@ -229,7 +229,7 @@ async def copy(body: CopyBody, request: Request, context: ContextOf) -> Response
         if model is not None:
             await check_free(request, listed, name, "destination", but=(model.names,))
             await add_name(request, body.source, name, "destination")
-        elif (folder := await asyncio.to_thread(find_created, body.source)) is not None:
+        elif not _is_deleted(body.source, listed) and (folder := await asyncio.to_thread(find_created, body.source)):
             await check_free(request, listed, name, "destination")
             await asyncio.to_thread(_copy_created, folder, name)
         else:
@@ -266,8 +266,9 @@ def check_unused(listed: Sequence[Listed], folder: Path, field: str) -> None:
         InvalidRequestError: the files of this created model are those of a served one, loaded or not.
     """
     for model in users_of(listed, folder):
+        served = model.shown_name or model.name
         raise InvalidRequestError(
-            f"{field}: its files are those of the served model {model.name!r}: stop the server first", field
+            f"{field}: its files are those of the served model {served!r}: stop the server first", field
         )
 
 
@@ -306,8 +307,8 @@ async def add_name(request: Request, source: str, name: str, field: str) -> None
 
 @router.delete("/delete", response_class=Response, responses=_DONE)
 async def delete(body: NameBody, request: Request, context: ContextOf) -> Response:
-    """Remove a name that was added, an adapter, of whose files only uploaded ones are deleted, or one of several
-    models, which is unloaded after its open requests; and delete a created model. For operators only.
+    """Remove a name of a model that has others, an adapter, of whose files only uploaded ones are deleted, or one of
+    several models, which is unloaded after its open requests; and delete a created model. For operators only.
     """
     check_operator(request, context)
     async with added_of(request).one_at_a_time:
@@ -316,15 +317,20 @@ async def delete(body: NameBody, request: Request, context: ContextOf) -> Respon
 
 
 async def _delete(name: str, request: Request, listed: Sequence[Listed]) -> None:
-    folder = await asyncio.to_thread(find_created, name)  # which may wait for another process
     model = find_listed(listed, name)
+    if model is None and _is_deleted(name, listed):
+        raise unknown_model(name, [own for one in listed for own in one.names])
     if model is not None:
         name = name if model.has_name(name) else name.removesuffix(LATEST)
         if await _remove_part(request, model, name):
             return
         await _stop_serving(request, model)
-        listed = [other for other in listed if other is not model]
-        if folder is None or not users_of([model], folder) or users_of(listed, folder):
+        listed, name = [other for other in listed if other is not model], model.name
+    folder = await asyncio.to_thread(find_created, name)  # which may wait for another process
+    if model is not None:
+        if folder is None or not await asyncio.to_thread(users_of, [model], folder):
+            return
+        if await asyncio.to_thread(users_of, listed, folder):
             return
     is_forgotten = model is None and await added_of(request).forget(name.removesuffix(LATEST))
     if folder is None and not is_forgotten:
@@ -335,12 +341,19 @@ async def _delete(name: str, request: Request, listed: Sequence[Listed]) -> None
         await asyncio.to_thread(forget, [name.removesuffix(LATEST)])
 
 
+def _is_deleted(name: str, listed: Sequence[Listed]) -> bool:
+    """Whether this was the name of a model that is still served by others, with its files."""
+    return any(model.name == name.removesuffix(LATEST) and not model.has_name(model.name) for model in listed)
+
+
 async def _remove_part(request: Request, model: Listed, name: str) -> bool:
-    """Remove an adapter, or a name that was added; returns whether there was one."""
+    """Remove an adapter, or a name of a model that has others; returns whether there was one."""
     removed = model.model.remove_adapter(name)
-    if removed is None and not model.model.names.remove(name):
+    names = model.model.names
+    if removed is None and not names.remove(name):
         return False
-    await added_of(request).record(partial(Added.without_name, name=name))
+    without = Added.without_own_name if removed is None and name == names.own else Added.without_name
+    await added_of(request).record(partial(without, name=name))
     if removed is not None and all(other.path != removed.path for other in model.model.adapters):
         await added_of(request).delete_files(removed.path, model.model.engine)  # else a copy has them
     return True

@@ -1,5 +1,6 @@
 """Names of the served model and its adapters, which Ollama's clients write with a tag: `NAME:latest`."""
 
+import asyncio
 import re
 from collections.abc import Mapping
 
@@ -26,20 +27,29 @@ def served_name(call: Call, name: str) -> str:
     return name if call.serves(name) else name.removesuffix(LATEST)
 
 
-def choose_model(call: Call, name: str | None) -> str:
+async def choose_model(call: Call, name: str | None) -> str:
     """Select the model or adapter of this name. Returns the name as answers repeat it.
 
     Raises:
         ModelNotFoundError: there is none.
     """
-    if name is not None and not call.serves(served_name(call, name)) and find_created(name) is not None:
+    if name is not None and not call.serves(served_name(call, name)):
+        await _check_not_created(name)
+    call.choose_model(None if name is None else served_name(call, name))
+    return call.model_name if name is None else name
+
+
+async def _check_not_created(name: str) -> None:
+    """
+    Raises:
+        ModelNotFoundError: there is such a model, which is not served.
+    """
+    if await asyncio.to_thread(find_created, name) is not None:  # which may wait for another process
         raise ModelNotFoundError(
             f"the model {name!r} was created, but is not served here: start a server of it by penstock serve "
             f"{name.removesuffix(LATEST)}",
             "model",
         )
-    call.choose_model(None if name is None else served_name(call, name))
-    return call.model_name if name is None else name
 
 
 def check_new_name(name: str, field: str) -> str:

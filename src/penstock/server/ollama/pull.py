@@ -122,7 +122,10 @@ async def _pull(request: Request, models: "Models", name: str) -> AsyncGenerator
         raise InvalidRequestError(f"{name} cannot be served: {error}", "model") from error
     assert path is not None, "a download ends with a path or an error"
     yield {"status": "writing manifest"}
-    if name not in models.served.models:  # another pull of it may have been faster
+    if (known := models.served.models.get(name)) is not None:  # another pull of it may have been faster
+        if name not in known.names.all and known.names.add(name):  # it was deleted, and other names were not
+            await added_of(request).record(partial(Added.with_name, name=name, model=name))
+    else:
         check_untaken(request, name, "model")
         models.served.add_model(name, path)
         await added_of(request).record(partial(Added.with_model, name=name))

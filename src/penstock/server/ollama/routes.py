@@ -58,7 +58,7 @@ def _answers(model: Any) -> dict[int | str, dict[str, Any]]:
 @router.post("/chat", response_class=Response, responses=_answers(Chat))
 async def chat(body: ChatBody, call: CallOf) -> Response:
     """Answer a conversation, streamed unless `stream` is false."""
-    received, model = time.monotonic(), _begin(body, call)
+    received, model = time.monotonic(), await _begin(body, call)
     if not body.messages:
         return _loaded(body, model, {"message": {"role": "assistant", "content": ""}})
     with param_names("messages"):
@@ -78,7 +78,7 @@ async def chat(body: ChatBody, call: CallOf) -> Response:
 @router.post("/generate", response_class=Response, responses=_answers(Generated))
 async def generate(body: GenerateBody, call: CallOf) -> Response:
     """Answer a prompt, streamed unless `stream` is false: as a user's message, or as it is if `raw` is set."""
-    received, model = time.monotonic(), _begin(body, call)
+    received, model = time.monotonic(), await _begin(body, call)
     if not body.prompt and not body.images:
         return _loaded(body, model, {"response": ""})
     with param_names("prompt"):
@@ -91,9 +91,9 @@ async def generate(body: GenerateBody, call: CallOf) -> Response:
         return await call.answer([accepted], answer, stream=body.stream)
 
 
-def _begin(body: GenerationBody, call: Call) -> str:
+async def _begin(body: GenerationBody, call: Call) -> str:
     """Select the model of a call; returns the name that the answer repeats."""
-    model = choose_model(call, body.model)
+    model = await choose_model(call, body.model)
     check_generates(call.engine.info)
     call.keep_alive(body.keep_alive)
     return model
@@ -140,7 +140,7 @@ async def _prompt(
 @router.post("/embed", response_class=Response, responses={200: {"model": Embedded}, **ERRORS})
 async def embed(body: EmbedBody, call: CallOf) -> Response:
     """Embed texts. The vectors are normalized."""
-    received, model = time.monotonic(), choose_model(call, body.model)
+    received, model = time.monotonic(), await choose_model(call, body.model)
     call.keep_alive(body.keep_alive)
     texts = call.engine.texts
     texts.check_task("embed")
@@ -170,7 +170,7 @@ async def embed(body: EmbedBody, call: CallOf) -> Response:
 @router.post("/embeddings", response_class=Response, responses={200: {"model": EmbeddedPrompt}, **ERRORS})
 async def embeddings(body: EmbeddingsBody, call: CallOf) -> Response:
     """Embed a text, as Ollama did before `/api/embed`: the vector is normalized if the model says so."""
-    choose_model(call, body.model)
+    await choose_model(call, body.model)
     call.keep_alive(body.keep_alive)
     texts = call.engine.texts
     texts.check_task("embed")

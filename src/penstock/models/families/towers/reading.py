@@ -30,7 +30,7 @@ def read_section(
     The text model is served in any case; the refusal is logged when the model is loaded.
 
     Raises:
-        CheckpointError: `read` refuses a setting of a vision file that the user named.
+        CheckpointError: `read` refuses a setting of an mmproj file that the user named.
     """
     values = config.find(key, dict)
     if values is None:
@@ -39,7 +39,7 @@ def read_section(
     try:
         made = read(section)
     except CheckpointError as error:
-        if config.names_vision_file:
+        if config.names_media_file:
             raise
         config.note(f"this model takes no {kind}s, as its {what} is not supported: {error}")
         return None
