@@ -35,8 +35,8 @@ their speed changes by the hour: compare within a table, not between tables. Pyt
 - **zen4**: AMD EPYC, family 25 (AVX-512 with VNNI and BF16, no AMX).
 - **zen5**: AMD EPYC, family 26 (AVX-512 with VNNI and BF16, no AMX).
 - **ice-lake**: Intel Xeon (AVX-512 with VNNI, neither BF16 nor AMX); results of older code.
-
-AMX kernels are tested in an emulator and have not been timed on hardware.
+- **granite-rapids**: Intel Xeon with 480 MB of L3 (AVX-512 with VNNI, BF16 and FP16, AVX-VNNI, AMX); its hypervisor hides the
+  model.
 
 Results for int8, int6 and int4 weights on zen5 and ice-lake are from before 2026-11-23, when scales were shared by
 128 columns or a row. Today's smaller groups improve quality ([quantization.md](quantization.md)), and take more time

@@ -17,10 +17,13 @@ _INTEL = {0x6A: "ice-lake", 0x6C: "ice-lake", 0x8F: "sapphire-rapids", 0xCF: "em
 
 def machine_name() -> str:
     """The processor's generation as a folder name; `<vendor>-<family>-<model>` for one that is not listed."""
-    facts = dict(re.findall(r"^(vendor_id|cpu family|model)\s*: (\S+)$", Path("/proc/cpuinfo").read_text(), re.M))
+    cpuinfo = Path("/proc/cpuinfo").read_text()
+    facts = dict(re.findall(r"^(vendor_id|cpu family|model)\s*: (\S+)$", cpuinfo, re.M))
     vendor, family, model = facts["vendor_id"], int(facts["cpu family"]), int(facts["model"])
     if vendor == "AuthenticAMD" and family == 0x19 and any(model in models for models in _AMD_ZEN4_MODELS):
         return "zen4"
+    if vendor == "GenuineIntel" and model == 0xA7 and "amx_tile" in cpuinfo:
+        return "granite-rapids"  # a hypervisor's number: it is Rocket Lake's, which has no AMX
     known = _AMD.get(family) if vendor == "AuthenticAMD" else _INTEL.get(model) if family == 6 else None
     return known or f"{vendor.lower()}-{family}-{model}"
 
