@@ -2,8 +2,6 @@
 // scale them and add them to the rows' sums.
 #include "linear_int8_tiles.h"
 
-#include "tiles.h"
-
 namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {

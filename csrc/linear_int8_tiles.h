@@ -2,6 +2,7 @@
 #pragma once
 
 #include "linear_int8_rows.h"
+#include "tiles.h"
 
 namespace penstock {
 namespace PENSTOCK_ISA {
@@ -14,8 +15,6 @@ struct TiledBlocks {
     bool minimum;          // bytes are unsigned and offsets are minima; otherwise bytes are signed, with the zero point subtracted
     int32_t coarse;        // Coarse
 };
-
-inline i32x16 sub_i8(i32x16 a, i32x16 b) { return {_mm512_sub_epi8(a.v, b.v)}; }
 
 constexpr int64_t kTiledRun = 2;  // blocks, as many as share coarse scales
 

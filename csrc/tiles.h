@@ -17,6 +17,9 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
+// Differences of bytes.
+inline i32x16 sub_i8(i32x16 a, i32x16 b) { return {_mm512_sub_epi8(a.v, b.v)}; }
+
 constexpr int kTile = 16;       // rows, and lines
 constexpr int kTileBytes = 64;  // of a line
 enum Register { kSums = 0, kLeft = 4, kRight = 6 };
@@ -80,9 +83,10 @@ void dot_i8_u8() {
         for (int k = 0; k < emulated[B].rows; k++) {
             int32_t four;
             std::memcpy(&four, emulated[A].line[i] + 4 * k, 4);
-            const i32x16 x = set_i32(four), line = load_i32(emulated[B].line[k]), above = set_i32(static_cast<int32_t>(0x80808080));
-            if (Signed) sum = sub(dot_u8_i8(sum, bit_xor(line, above), x), dot_u8_i8(zero_i32(), above, x));
-            else sum = dot_u8_i8(sum, line, x);
+            const i32x16 x = set_i32(four), line = load_i32(emulated[B].line[k]);
+            const i32x16 most = set_i32(static_cast<int32_t>(0x80808080));  // 128 in each byte
+            sum = Signed ? sub(dot_u8_i8(sum, sub_i8(line, most), x), dot_u8_i8(zero_i32(), most, x))
+                         : dot_u8_i8(sum, line, x);
         }
         store_i32(emulated[Sum].line[i], sum);
     }
