@@ -35,8 +35,8 @@ their speed changes by the hour: compare within a table, not between tables. Pyt
 - **zen4**: AMD EPYC, family 25 (AVX-512 with VNNI and BF16, no AMX).
 - **zen5**: AMD EPYC, family 26 (AVX-512 with VNNI and BF16, no AMX).
 - **ice-lake**: Intel Xeon (AVX-512 with VNNI, neither BF16 nor AMX); results of older code.
-- **granite-rapids**: Intel Xeon with 480 MB of L3 (AVX-512 with VNNI, BF16 and FP16, AVX-VNNI, AMX); its hypervisor hides the
-  model.
+- **granite-rapids**: Intel Xeon with 480 MB of L3 (AVX-512 with VNNI, BF16 and FP16, AVX-VNNI, AMX); its hypervisor
+  hides the model.
 
 Results for int8, int6 and int4 weights on zen5 and ice-lake are from before 2026-11-23, when scales were shared by
 128 columns or a row. Today's smaller groups improve quality ([quantization.md](quantization.md)), and take more time
@@ -317,11 +317,12 @@ def ceiling_table() -> Iterator[str]:
     yield "Kernels alone, as shares of the measured read bandwidth or arithmetic rate, whichever limits more"
     yield "(`python -m benchmarks.speed.linear`, `python -m benchmarks.speed.attention`):"
     yield ""
-    yield f"| kernel | {' | '.join(machines())} |"
-    yield f"|---|{'---|' * len(machines())}"
     shares = {m: _linear_shares(m) | read(m, "attention").get("share of the ceiling", {}) for m in machines()}
+    having = [machine for machine in machines() if shares[machine]]
+    yield f"| kernel | {' | '.join(having)} |"
+    yield f"|---|{'---|' * len(having)}"
     for kernel in dict.fromkeys(name for of_machine in shares.values() for name in of_machine):
-        yield f"| {kernel} | {' | '.join(number(shares[m].get(kernel)) for m in machines())} |"
+        yield f"| {kernel} | {' | '.join(number(shares[m].get(kernel)) for m in having)} |"
 
 
 def _linear_shares(machine: str) -> dict[str, float]:
