@@ -106,7 +106,7 @@ def read_image_input(checkpoint: Checkpoint) -> ImageInput | None:
         return None
     config = _Settings(checkpoint.config, str(checkpoint.config_file))
     found = read(config, _processor(checkpoint))
-    if found.processor in _COUNTED and checkpoint.vision is None:
+    if found.processor in _COUNTED and checkpoint.media is None:
         _check_counted(checkpoint, config, found)
     return found
 
