@@ -6,10 +6,8 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-constexpr int kSteps = 16, kLineBytes = 64, kLinesBytes = kSteps * kLineBytes;
-
-constexpr int kGroups = 2;  // per block
-constexpr int64_t kBlockBytes = kLinesBytes + 2 * kGroups * 64;
+constexpr int kSteps = TiledBlocks::kSteps, kLineBytes = TiledBlocks::kLineBytes, kLinesBytes = kSteps * kLineBytes;
+constexpr int kGroups = TiledBlocks::kGroups;
 constexpr int kParts = kTiledRun * kGroups;  // of a run
 
 struct Run {
@@ -22,7 +20,7 @@ struct Run {
     TiledBlocks blocks;
     int64_t token;
 
-    const uint8_t* block(int v, int64_t at) const { return blocks.bytes + (v * blocks.count + at) * kBlockBytes; }
+    const uint8_t* block(int v, int64_t at) const { return blocks.bytes + (v * blocks.count + at) * TiledBlocks::kBytes; }
     const float* floats(int v, int64_t at, int part) const {
         return reinterpret_cast<const float*>(block(v, at) + kLinesBytes) + part * kLanes;
     }

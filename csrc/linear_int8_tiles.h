@@ -12,8 +12,11 @@ namespace PENSTOCK_ISA {
 struct TiledBlocks {
     const uint8_t* bytes;
     int64_t first, count;  // blocks
-    bool minimum;          // bytes are unsigned and offsets are minima; otherwise bytes are signed, with the zero point subtracted
+    bool minimum;          // offsets are minima, and bytes unsigned; else bytes are signed, less the zero point
     int32_t coarse;        // Coarse
+
+    static constexpr int kSteps = 16, kLineBytes = 64, kGroups = 2;
+    static constexpr int64_t kBytes = kSteps * kLineBytes + 2 * kGroups * 64;  // of a block of 16 rows
 };
 
 constexpr int64_t kTiledRun = 2;  // blocks, as many as share coarse scales
@@ -24,9 +27,9 @@ struct TiledFetch {
     void* prefetch;
 };
 
-// Add the products of `count` rows of x, at most TiledRows::kMost, with the blocks to the rows' sums. The thread's tiles are configured. Compiled once, not for each number of bits.
-void add_tiled(const QuantizedRows&, const TiledBlocks&, int64_t token, int count, const TiledFetch&,
-               Sums*);
+// Add the products of `count` rows of x, at most TiledRows::kMost, with the blocks to the rows' sums. The thread's tiles
+// are configured. Compiled once, not for each number of bits.
+void add_tiled(const QuantizedRows&, const TiledBlocks&, int64_t token, int count, const TiledFetch&, Sums*);
 
 // Configures the calling thread's tiles for `add_tiled` until the end of the scope.
 class TiledRows {

@@ -297,6 +297,7 @@ struct Integers : InBlocks {
 #if defined(PENSTOCK_TILES)
     // Groups of 16 columns fill a quarter of a tile, and vectors are faster.
     static constexpr int kTiledRows = Halves ? 0 : TiledRows::kMost;
+    static_assert(Halves || kOpenedBlock == TiledBlocks::kBytes);
     void accumulate_tiled(int count, const Slice& slice, const uint8_t* opened, int64_t token, Fetch& prefetch,
                           Sums* sums) const {
         const TiledRows tiles(count);

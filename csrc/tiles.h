@@ -1,6 +1,6 @@
 // AMX: eight tile registers of up to 16 lines of 64 bytes, and products of tiles.
 //
-//   sum [rows][16] += A [rows][K] × B      one line of B holds 2 of K for each of 16 columns
+//   sum [rows][16] += A [rows][K] × B      one line of B holds 2 of K, or 4 bytes, for each of 16 columns
 //
 // Sums of up to 32 rows by 32 columns are in four registers: 0 and 1 for the first 16 rows, 2 and 3 for the others.
 // There are two versions: inline assembly, for any assembler that knows the instructions; and an emulation with
@@ -17,7 +17,6 @@ namespace penstock {
 namespace PENSTOCK_ISA {
 namespace {
 
-// Differences of bytes.
 inline i32x16 sub_i8(i32x16 a, i32x16 b) { return {_mm512_sub_epi8(a.v, b.v)}; }
 
 constexpr int kTile = 16;       // rows, and lines
@@ -27,7 +26,8 @@ enum Register { kSums = 0, kLeft = 4, kRight = 6 };
 #if defined(PENSTOCK_TILES_EMULATED)
 
 struct EmulatedTile {
-    int rows, bytes;  // lines, and bytes of a line
+    int rows;
+    size_t bytes;  // of a row
     alignas(64) uint8_t line[kTile][kTileBytes];
 };
 thread_local EmulatedTile emulated[8];
@@ -45,12 +45,12 @@ template <int T>
 void load_tile(const void* data, int64_t stride) {
     zero_tile<T>();
     for (int i = 0; i < emulated[T].rows; i++)
-        std::memcpy(emulated[T].line[i], static_cast<const uint8_t*>(data) + i * stride, static_cast<size_t>(emulated[T].bytes));
+        std::memcpy(emulated[T].line[i], static_cast<const uint8_t*>(data) + i * stride, emulated[T].bytes);
 }
 template <int T>
 void store_tile(void* data, int64_t stride) {
     for (int i = 0; i < emulated[T].rows; i++)
-        std::memcpy(static_cast<uint8_t*>(data) + i * stride, emulated[T].line[i], static_cast<size_t>(emulated[T].bytes));
+        std::memcpy(static_cast<uint8_t*>(data) + i * stride, emulated[T].line[i], emulated[T].bytes);
 }
 
 // x, or zero of the same sign if x is subnormal.
@@ -75,9 +75,9 @@ void dot_bf16() {
     }
 }
 
-// Elements of A are signed, those of B are signed, too, or unsigned.
-template <int Sum, int A, int B, bool Signed = false>
-void dot_i8_u8() {
+// Signed: elements of B are signed, as those of A are.
+template <int Sum, int A, int B, bool Signed>
+void dot_bytes() {
     for (int i = 0; i < emulated[Sum].rows; i++) {
         i32x16 sum = load_i32(emulated[Sum].line[i]);
         for (int k = 0; k < emulated[B].rows; k++) {
@@ -93,7 +93,11 @@ void dot_i8_u8() {
 }
 template <int Sum, int A, int B>
 void dot_i8_i8() {
-    dot_i8_u8<Sum, A, B, true>();
+    dot_bytes<Sum, A, B, true>();
+}
+template <int Sum, int A, int B>
+void dot_i8_u8() {
+    dot_bytes<Sum, A, B, false>();
 }
 
 #else
@@ -145,7 +149,8 @@ public:
         const uint8_t first = static_cast<uint8_t>(two_ ? kTile : rows);
         const uint8_t second = static_cast<uint8_t>(two_ ? rows - kTile : 0);
         const uint8_t sizes[8] = {first, first, second, second, first, second, kTile, kTile};
-        const uint8_t widths[8] = {kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes, kTileBytes};
+        uint8_t widths[8];
+        std::memset(widths, kTileBytes, sizeof widths);
         configure(sizes, widths);
     }
     ~Tiles() { release(); }

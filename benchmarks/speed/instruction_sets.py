@@ -2,10 +2,10 @@
 
     python -m benchmarks.speed.instruction_sets       (writes results/<machine>/instruction_sets.json)
 
-CPU milliseconds for a weight of [3072, 1024] and 1 or 32 tokens, over as many copies as take 24 MB: less than caches of
-servers hold, more than those of a core. Medians of rounds, in which the sets take turns. Needs a library of several
-sets: `cmake -S . -B build/sets -DPENSTOCK_SETS=all -DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$PWD/build/sets && cmake --build
-build/sets`, then PENSTOCK_LIBRARY=build/sets/libpenstock.so.
+CPU milliseconds for a weight of [3072, 1024] and 1, 32 or 512 tokens, over as many copies as take 24 MB: less than
+caches of servers hold, more than those of a core. Medians of rounds, in which the sets take turns. Needs a library of
+several sets: `cmake -S . -B build/sets -DPENSTOCK_SETS=all -DCMAKE_LIBRARY_OUTPUT_DIRECTORY=$PWD/build/sets && cmake
+--build build/sets`, then PENSTOCK_LIBRARY=build/sets/libpenstock.so.
 """
 
 import statistics
@@ -30,7 +30,7 @@ KINDS: dict[str, tuple[WeightFormat, torch.dtype]] = {
     "bfloat16": (FLOAT, torch.bfloat16),
     "float32": (FLOAT, torch.float32),
 }
-TOKENS = (1, 32)
+TOKENS = (1, 32, 512)
 ROUNDS = 5
 
 

@@ -155,9 +155,7 @@ class AddedFile:
 
 
 def list_of(file: AddedFile | None) -> Path:
-    """The path of a server's list, by which its uploaded adapters are told from those of others; servers that keep
-    nothing have one, where there is no file.
-    """
+    """The path that marks a server's uploaded adapters as its own: that of its list, or one for all servers without."""
     return _folder() / "unlisted" if file is None else file.path
 
 

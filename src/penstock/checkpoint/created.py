@@ -219,7 +219,7 @@ def write_created(files: Mapping[str, Path], recipe: Recipe) -> Path:
 
 
 def _linked(root: Path, files: Mapping[str, Path]) -> Path:
-    """A new folder with links to files, all of which exist: their uploads are not deleted from now on.
+    """Link existing files into a new folder, which keeps their uploads from being deleted.
 
     Raises:
         CheckpointError: one is gone, or it cannot be written.

@@ -7,13 +7,13 @@ MAX_NAMES = 256
 
 
 class ModelNames:
-    """The names of a model, of which there is always one; the first answers to calls that name none."""
+    """The names of a model: one at least. Calls that name no model get the first in their answers."""
 
     def __init__(self, own: str, others: Iterable[str] = (), *, has_own: bool = True) -> None:
         """
         Args:
-            own: the name that it was served by first, by which the server knows it even after that was deleted.
-            has_own: whether it was not.
+            own: the name that it was served by first. The server knows it by this, even after it is deleted.
+            has_own: whether `own` still exists as a name.
         """
         self.own = own
         self.all = tuple(dict.fromkeys((own, *others) if has_own else others))
