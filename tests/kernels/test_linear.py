@@ -370,7 +370,11 @@ def test_the_reference_dequantizes_a_part_of_the_weight_at_a_time_and_answers_th
     assert largest.bytes <= 4 * TILE_ROWS * columns
     whole = weight.lookup(torch.arange(rows))
     rounded = as_int8(x, format.x_group) if format.value == "integer" else x
-    assert torch.equal(out, torch.nn.functional.linear(rounded, whole))
+    expected = torch.nn.functional.linear(rounded, whole)
+    if tokens > 1:
+        assert torch.equal(out, expected)
+    else:  # MKL's sums for one row depend on the number of outputs, with several threads on Xeons
+        torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize(
