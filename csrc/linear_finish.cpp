@@ -22,7 +22,7 @@ __attribute__((noinline)) void finish_sums(const LinearArgs args, int64_t begin,
     const Weight& weight = *args.weight;
     const int64_t rows = weight.x_bytes;  // per token
     const int64_t width = Gated ? weight.rows / 2 : weight.rows, first = panel * outputs * kLanes;
-    const bool has_activation = !Gated && !args.after_gate && args.activation != kNoActivation;
+    const bool activates = Gated || args.after_gate || args.activation != kNoActivation;
     f32x16 scale[kVectors], bias[kVectors];
     for (int v = 0; v < kVectors; v++) {
         const int64_t row = first + v % outputs * kLanes;
@@ -30,11 +30,13 @@ __attribute__((noinline)) void finish_sums(const LinearArgs args, int64_t begin,
         bias[v] = args.bias ? load_some(args.bias + v / outputs * width + row, width - row) : zero_f32();
     }
     const auto at = [&](int64_t token, int v) { return token * args.y_stride + first + v * kLanes; };
-    const auto finished = [&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
+    const bool whole = width - first >= outputs * kLanes;
+    for (int64_t token = begin; token < end; token++) {
+        const Sums* of_token = sums + (token - begin) * rows;
         const float* factors = factors_of(args, token);
+        f32x16 y[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; v++) {
-            const Sums* of_token = sums + (token - begin) * rows;
             const f32x16 one = load_f32(of_token[0].lane[v]);
             const f32x16 total = rows == 1 ? one : add(one, load_f32(of_token[1].lane[v]));
             y[v] = factors ? mul(total, scale[v]) : fma(total, scale[v], bias[v]);
@@ -47,38 +49,25 @@ __attribute__((noinline)) void finish_sums(const LinearArgs args, int64_t begin,
             const int64_t row = first + v % outputs * kLanes;
             y[v] = add(y[v], load_some(args.added + token * args.added_stride + v / outputs * width + row, width - row));
         }
-        for (int v = 0; args.after_gate && v < outputs; v++)
-            y[v] = activated(args.activation,
-                             load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes), y[v]);
-        for (int v = 0; has_activation && v < outputs; v++) y[v] = activated(args.activation, y[v]);
-        if (!Gated) return;
-#pragma GCC unroll 2
-        for (int v = 0; v < outputs; v++) y[v] = activated(args.activation, y[v], y[v + outputs]);
-    };
-    const auto finish_all = [&](const auto& store) __attribute__((always_inline)) {
-        for (int64_t token = begin; token < end; token++) {
-            f32x16 y[kVectors];
-            finished(token, y);
-            store(token, y);
+        for (int v = 0; activates && v < outputs; v++) {  // one loop for all: each body has every activation's code
+            f32x16 gate = y[v], up = Gated ? y[v + outputs] : set_f32(1.0f);
+            if (!Gated && args.after_gate) {
+                up = gate;
+                gate = load_some_as_f32(args.y, args.y_dtype, at(token, v), width - first - v * kLanes);
+            }
+            y[v] = activated(args.activation, gate, up);
         }
-    };
-    const bool whole = width - first >= outputs * kLanes;
-    if (args.y_dtype == kBFloat16 && whole) {
-        finish_all([&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
+        if (args.y_dtype == kFloat32 && whole) {
+#pragma GCC unroll 4
+            for (int v = 0; v < outputs; v++) store_f32(static_cast<float*>(args.y) + at(token, v), y[v]);
+        } else if (args.y_dtype == kBFloat16 && whole) {
 #pragma GCC unroll 2
             for (int v = 0; v < outputs; v += 2)
                 store_bf16(static_cast<uint16_t*>(args.y) + at(token, v), y[v], y[v + 1]);
-        });
-    } else if (args.y_dtype == kFloat32 && whole) {
-        finish_all([&](int64_t token, f32x16 (&y)[kVectors]) __attribute__((always_inline)) {
-#pragma GCC unroll 4
-            for (int v = 0; v < outputs; v++) store_f32(static_cast<float*>(args.y) + at(token, v), y[v]);
-        });
-    } else {
-        finish_all([&](int64_t token, f32x16 (&y)[kVectors]) {
+        } else {
             for (int v = 0; v < outputs; v++)
                 write_row(args.y, args.y_dtype, at(token, v), width - first - v * kLanes, y[v]);
-        });
+        }
     }
 }
 

@@ -7,46 +7,88 @@ namespace {
 
 constexpr int kColumns = IntegerLayout::kColumns;
 
-// Note the scale of a row's group of 32, and the sums of its integers.
-void note(const QuantizedRows& rows, const Quantization& of, int64_t row, int64_t group, float scale,
-          const int32_t (&sums)[2]) {
-    rows.scales[group * rows.count + row] = scale;
-    for (int h = 0; h < of.halves; h++) {
-        const int32_t sum = of.halves == 2 ? sums[h] : sums[0] + sums[1];
-        const int64_t at = (group * of.halves + h) * rows.count + row;
-        rows.sums[at] = static_cast<float>(sum);
-        rows.first[at] = -of.zero * sum;
+// The scale of integers from -127 to 127 whose largest element has the magnitude `most`; NaN if that is NaN or infinite.
+struct Scale {
+    float value;
+    f32x16 factor;
+    i32x16 mask;  // no bits if all elements are too small, or one is NaN or infinite: integers are then zeros
+
+    explicit Scale(float most) {
+        const bool usable = most >= 1e-30f && most <= 3e38f;
+        value = usable ? most / 127.0f : 0.0f * most;
+        factor = set_f32(usable ? 127.0f / most : 0.0f), mask = set_i32(usable ? -1 : 0);
+    }
+    i32x16 round(f32x16 x) const { return bit_and(round_to_i32(mul(x, factor)), mask); }
+};
+
+// Sums of integers over 32 columns, or over 16, as a weight's groups need them.
+struct GroupSums {
+    float of[kLanes];
+
+    // Of up to 128 bytes.
+    GroupSums(const Quantization& of_weight, i32x16 first, i32x16 second) {
+        const f32x16 by_8 = add_pairs_f32(by_4(first), by_4(second)), by_16 = add_pairs_f32(by_8, by_8);
+        store_f32(of, of_weight.halves == 2 ? by_16 : add_pairs_f32(by_16, by_16));
+    }
+    static f32x16 by_4(i32x16 bytes) {
+        return to_f32(add_pairs_i16(zero_i32(), pairs_u8_i8(set_i32(0x01010101), bytes)));
+    }
+};
+
+// Note the sums of a row's groups of 32, from `group` on.
+void note(const QuantizedRows& rows, const Quantization& of, int64_t row, int64_t group, int64_t groups,
+          const GroupSums& sums) {
+    const int64_t first = group * of.halves * rows.count + row;
+    for (int64_t i = 0; i < groups * of.halves; i++) {
+        rows.sums[first + i * rows.count] = sums.of[i];
+        rows.first[first + i * rows.count] = -of.zero * static_cast<int32_t>(sums.of[i]);
     }
 }
 
+// With a second pass, the rounding errors of a row follow it as another row, in units of scale / 254.
 void quantize_by_32(const QuantizedRows& rows, const Row& row, int64_t token, const Quantization& of) {
-    const int64_t first = token * of.passes, groups = (row.count + kColumns - 1) / kColumns * 2;
-    for (int64_t g = 0; g < groups; g++) {
-        int32_t sums[2], rest_sums[2];
-        int8_t* x = rows.block(first, g / 2) + g % 2 * 32;
-        if (of.passes == 1) {
-            note(rows, of, first, g, to_int8_by_32(row, 32 * g, x, sums), sums);
-        } else {
-            const float scale = to_int8_twice_by_32(row, 32 * g, x, x + kColumns, sums, rest_sums);
-            note(rows, of, first, g, scale, sums);
-            note(rows, of, first + 1, g, scale / 254.0f, rest_sums);
-        }
+    const int64_t first = token * of.passes, blocks = (row.count + kColumns - 1) / kColumns;
+    for (int64_t block = 0; block < blocks; block++) {
+        row.reading(block * kColumns, kColumns, [&](const auto& load) {
+            const auto half = [&](int64_t from) { return [&load, from](int64_t i) { return load(from + i); }; };
+            const Scale scales[2] = {Scale(largest(half(0), 32)), Scale(largest(half(32), 32))};
+            i32x16 integers[4];
+            for (int i = 0; i < 4; i++) integers[i] = scales[i / 2].round(load(i * kLanes));
+            const auto put = [&](int64_t at, float unit) {
+                const i32x16 bytes = narrow_i8(integers[0], integers[1], integers[2], integers[3]);
+                store_i32(rows.block(at, block), bytes);
+                for (int g = 0; g < 2; g++) rows.scales[(2 * block + g) * rows.count + at] = scales[g].value / unit;
+                note(rows, of, at, 2 * block, 2, GroupSums(of, bytes, bytes));
+            };
+            put(first, 1.0f);
+            if (of.passes == 1) return;
+            for (int i = 0; i < 4; i++) {
+                const float step = scales[i / 2].value;
+                const f32x16 left = fnma(to_f32(integers[i]), set_f32(step), load(i * kLanes));
+                const bool usable = step > 0.0f;  // otherwise all elements are zero, or one is NaN
+                integers[i] = usable ? round_to_i32(mul(left, set_f32(254.0f / step))) : zero_i32();
+            }
+            put(first + 1, 254.0f);
+        });
     }
 }
 
 // All groups of 32 in 128 columns get the same scale.
 void quantize_by_128(const QuantizedRows& rows, const Row& row, int64_t token, const Quantization& of) {
-    constexpr int halves = 2 * kCoarseBlocks * 2;
-    const int64_t width = round_up(row.count, kColumns);
-    for (int64_t first = 0; first < width; first += kLanes * halves) {
-        int32_t sums[halves];
-        const int64_t count = std_min(width - first, kLanes * halves);
-        const float scale = to_int8_by_halves<halves>(row, first, count, [&](int half, i32x16 x, int32_t sum) {
-            narrow_i8(rows.block(token, first / kColumns + half / 4) + half % 4 * kLanes, x);
-            sums[half] = sum;
+    const int64_t blocks = (row.count + kColumns - 1) / kColumns;
+    for (int64_t block = 0; block < blocks; block += kCoarseBlocks) {
+        row.reading(block * kColumns, kCoarseBlocks * kColumns, [&](const auto& load) {
+            const int64_t count = std_min(blocks - block, kCoarseBlocks);
+            const Scale scale(largest(load, kCoarseBlocks * kColumns));
+            i32x16 bytes[kCoarseBlocks];
+            for (int64_t b = 0; b < kCoarseBlocks; b++) {
+                const auto integers = [&](int64_t i) { return scale.round(load(b * kColumns + i * kLanes)); };
+                bytes[b] = narrow_i8(integers(0), integers(1), integers(2), integers(3));
+                if (b < count) store_i32(rows.block(token, block + b), bytes[b]);
+            }
+            for (int64_t g = 2 * block; g < 2 * (block + count); g++) rows.scales[g * rows.count + token] = scale.value;
+            note(rows, of, token, 2 * block, 2 * count, GroupSums(of, bytes[0], bytes[1]));
         });
-        for (int64_t g = 0; g < count / 32; g++)
-            note(rows, of, token, first / 32 + g, scale, {sums[2 * g], sums[2 * g + 1]});
     }
 }
 

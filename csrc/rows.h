@@ -10,13 +10,13 @@ namespace PENSTOCK_ISA {
 inline int64_t std_min(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t std_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
-inline f32x16 load_as_f32(const void* data, int32_t dtype, int64_t at) {
+PENSTOCK_INLINE f32x16 load_as_f32(const void* data, int32_t dtype, int64_t at) {
     if (dtype == kFloat32) return load_f32(static_cast<const float*>(data) + at);
     const uint16_t* halves = static_cast<const uint16_t*>(data) + at;
     return dtype == kBFloat16 ? load_bf16(halves) : load_f16(halves);
 }
 
-inline void store_from_f32(void* data, int32_t dtype, int64_t at, f32x16 x) {
+PENSTOCK_INLINE void store_from_f32(void* data, int32_t dtype, int64_t at, f32x16 x) {
     if (dtype == kFloat32) return store_f32(static_cast<float*>(data) + at, x);
     uint16_t* halves = static_cast<uint16_t*>(data) + at;
     return dtype == kBFloat16 ? store_bf16(halves, x) : store_f16(halves, x);
@@ -24,23 +24,30 @@ inline void store_from_f32(void* data, int32_t dtype, int64_t at, f32x16 x) {
 
 inline int64_t bytes_of(int32_t dtype) { return dtype == kFloat32 ? 4 : 2; }
 
-// The first `count` of 16 elements; the others are 0.
-inline f32x16 load_some_as_f32(const void* data, int32_t dtype, int64_t at, int64_t count) {
-    if (count >= kLanes) return load_as_f32(data, dtype, at);
+// The first `count` of 16 elements, below 16; the others are 0. Not inlined, as the next: most rows are whole vectors.
+inline __attribute__((noinline)) f32x16 load_part_as_f32(const void* data, int32_t dtype, int64_t at, int64_t count) {
     alignas(64) uint8_t lanes[4 * kLanes] = {};
     if (count > 0)
         std::memcpy(lanes, static_cast<const uint8_t*>(data) + at * bytes_of(dtype), count * bytes_of(dtype));
     return load_as_f32(lanes, dtype, 0);
 }
 
-inline f32x16 load_some(const float* data, int64_t count) { return load_some_as_f32(data, kFloat32, 0, count); }
-
-// Write the first `count` of 16 elements.
-inline void write_row(void* data, int32_t dtype, int64_t at, int64_t count, f32x16 x) {
-    if (count >= kLanes) return store_from_f32(data, dtype, at, x);
+inline __attribute__((noinline)) void write_part(void* data, int32_t dtype, int64_t at, int64_t count, f32x16 x) {
     alignas(64) uint8_t lanes[4 * kLanes];
     store_from_f32(lanes, dtype, 0, x);
     if (count > 0) std::memcpy(static_cast<uint8_t*>(data) + at * bytes_of(dtype), lanes, count * bytes_of(dtype));
+}
+
+// The first `count` of 16 elements; the others are 0.
+PENSTOCK_INLINE f32x16 load_some_as_f32(const void* data, int32_t dtype, int64_t at, int64_t count) {
+    return count >= kLanes ? load_as_f32(data, dtype, at) : load_part_as_f32(data, dtype, at, count);
+}
+
+PENSTOCK_INLINE f32x16 load_some(const float* data, int64_t count) { return load_some_as_f32(data, kFloat32, 0, count); }
+
+// Write the first `count` of 16 elements.
+PENSTOCK_INLINE void write_row(void* data, int32_t dtype, int64_t at, int64_t count, f32x16 x) {
+    count >= kLanes ? store_from_f32(data, dtype, at, x) : write_part(data, dtype, at, count, x);
 }
 
 inline float value_of(const void* data, int32_t dtype, int64_t at) {
@@ -133,53 +140,6 @@ inline float to_int8(const Row& row, int64_t first, int64_t count, int8_t* targe
         *sum = sum_lanes(total);
         return usable ? most / 127.0f : 0.0f * most;
     });
-}
-
-// Converts elements from `first` on with one scale for all, as to_int8 does, 16 at a time, and returns the scale. Reads
-// Halves * 16 elements (zeros beyond the row's end), and calls body(half, integers, sum) for each 16 of the first
-// `count`.
-template <int Halves, class Body>
-float to_int8_by_halves(const Row& row, int64_t first, int64_t count, const Body& body) {
-    return row.reading(first, Halves * kLanes, [&](const auto& load) {
-        f32x16 x[Halves];
-        i32x16 largest = zero_i32();
-#pragma GCC unroll 8
-        for (int i = 0; i < Halves; i++) x[i] = load(i * kLanes), largest = max(largest, bits_as_i32(abs(x[i])));
-        const int32_t bits = max_lane(largest);
-        float most;
-        std::memcpy(&most, &bits, 4);
-        const bool usable = most >= 1e-30f && most <= 3e38f;
-        const f32x16 factor = set_f32(usable ? 127.0f / most : 0.0f);
-#pragma GCC unroll 8
-        for (int i = 0; i < Halves; i++) {
-            const i32x16 rounded = round_to_i32(mul(x[i], factor));
-            if (i * kLanes < count) body(i, rounded, usable ? sum_lanes(rounded) : 0);
-        }
-        return usable ? most / 127.0f : 0.0f * most;
-    });
-}
-
-// Converts 32 elements from `first` on; `sums` are the sums of the first and second 16 integers.
-inline float to_int8_by_32(const Row& row, int64_t first, int8_t* target, int32_t (&sums)[2]) {
-    return to_int8_by_halves<2>(row, first, 32, [&](int half, i32x16 integers, int32_t sum) {
-        narrow_i8(target + half * kLanes, integers);
-        sums[half] = sum;
-    });
-}
-
-// The same, and the rounding error of each element as an integer in units of scale / 254, with sums.
-inline float to_int8_twice_by_32(const Row& row, int64_t first, int8_t* target, int8_t* rest, int32_t (&sums)[2],
-                                 int32_t (&rest_sums)[2]) {
-    const float scale = to_int8_by_32(row, first, target, sums);
-    const bool usable = scale > 0.0f;  // otherwise all elements are zero, or one is NaN
-    const f32x16 step = set_f32(scale), factor = set_f32(usable ? 254.0f / scale : 0.0f);
-    for (int i = 0; i < 2; i++) {
-        const f32x16 left = fnma(to_f32(widen_i8(target + i * kLanes)), step, row.at(first + i * kLanes));
-        const i32x16 rounded = usable ? round_to_i32(mul(left, factor)) : zero_i32();
-        narrow_i8(rest + i * kLanes, rounded);
-        rest_sums[i] = sum_lanes(rounded);
-    }
-    return scale;
 }
 
 }  // namespace PENSTOCK_ISA

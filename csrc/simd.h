@@ -7,6 +7,9 @@
 // sources are compiled with -ffp-contract=off.
 #pragma once
 
+// For functions that take or return several vectors: a call would pass each through memory.
+#define PENSTOCK_INLINE inline __attribute__((always_inline))
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #else
@@ -131,6 +134,11 @@ inline void narrow_i16(void* p, i32x16 a) {
     _mm256_storeu_si256(static_cast<__m256i*>(p), _mm512_cvtepi32_epi16(a.v));
 }
 inline void narrow_i8(void* p, i32x16 a) { _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }
+// The lanes of four vectors, from -128 to 127, as bytes.
+inline i32x16 narrow_i8(i32x16 a, i32x16 b, i32x16 c, i32x16 d) {
+    const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(a.v, b.v), _mm512_packs_epi32(c.v, d.v));
+    return {_mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes)};
+}
 inline f32x16 load_f16(const void* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)))};
 }
@@ -315,14 +323,21 @@ inline i32x16 widen_u8(const void* p) {
     return {_mm256_cvtepu8_epi32(load_64(p)), _mm256_cvtepu8_epi32(load_64(offset(p, 8)))};
 }
 inline void narrow_i16(void* p, i32x16 a) {
-    int32_t lanes[kLanes];
-    store_i32(lanes, a);
-    for (int i = 0; i < kLanes; i++) static_cast<int16_t*>(p)[i] = static_cast<int16_t>(lanes[i]);
+    const i32x16 low = bit_and(a, set_i32(0xffff));
+    const __m256i halves = _mm256_permute4x64_epi64(_mm256_packus_epi32(low.lo, low.hi), 0xd8);
+    _mm256_storeu_si256(static_cast<__m256i*>(p), halves);
 }
 inline void narrow_i8(void* p, i32x16 a) {
-    int32_t lanes[kLanes];
-    store_i32(lanes, a);
-    for (int i = 0; i < kLanes; i++) static_cast<int8_t*>(p)[i] = static_cast<int8_t>(lanes[i]);
+    const i32x16 low = bit_and(a, set_i32(0xff));
+    const __m256i halves = _mm256_packus_epi32(low.lo, low.hi), bytes = _mm256_packus_epi16(halves, halves);
+    _mm_storeu_si128(static_cast<__m128i*>(p),
+                     _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+}
+inline i32x16 narrow_i8(i32x16 a, i32x16 b, i32x16 c, i32x16 d) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i low = _mm256_packs_epi16(_mm256_packs_epi32(a.lo, a.hi), _mm256_packs_epi32(b.lo, b.hi));
+    const __m256i high = _mm256_packs_epi16(_mm256_packs_epi32(c.lo, c.hi), _mm256_packs_epi32(d.lo, d.hi));
+    return {_mm256_permutevar8x32_epi32(low, order), _mm256_permutevar8x32_epi32(high, order)};
 }
 inline f32x16 load_f16(const void* p) {
     return {_mm256_cvtph_ps(load_128(p)), _mm256_cvtph_ps(load_128(offset(p, 16)))};
@@ -514,7 +529,7 @@ inline i32x16 e4m3_as_bf16(i32x16 codes, i32x16 magnitudes, i32x16 signs) {
 
 // 1 / x for positive x, with a relative error below 2e-7; x is clamped to 2^125. Newton's method, starting from the
 // negated exponent, is several times as fast as a division.
-inline f32x16 reciprocal(f32x16 x) {
+PENSTOCK_INLINE f32x16 reciprocal(f32x16 x) {
     const f32x16 one = set_f32(1.0f), d = min(x, set_f32(0x1p125f));
     f32x16 y = bits_as_f32(sub(set_i32(0x7ef311c7), bits_as_i32(d)));
 #pragma GCC unroll 3
@@ -525,27 +540,33 @@ inline f32x16 reciprocal(f32x16 x) {
 constexpr float kLog2E = 1.44269504f;
 
 // 2^x for x at most 126, or NaN: relative error below 2e-7; 0 for x below -126.
-inline f32x16 exp2(f32x16 x) {
+PENSTOCK_INLINE f32x16 exp2(f32x16 x) {
     const f32x16 to_integer = set_f32(12582912.0f);  // 1.5 * 2^23: sums with it have no fraction
-    const f32x16 n = sub(add(x, to_integer), to_integer), r = sub(x, n);
+    const f32x16 shifted = add(x, to_integer), n = sub(shifted, to_integer), r = sub(x, n);
     f32x16 p = set_f32(1.3264727e-3f);
     p = fma(p, r, set_f32(9.671513e-3f));
     p = fma(p, r, set_f32(5.5507336e-2f));
     p = fma(p, r, set_f32(2.4022242e-1f));
     p = fma(p, r, set_f32(6.9314700e-1f));
     p = fma(p, r, set_f32(1.0f));
+#if defined(__AVX512F__)
     return scale_unless_less(p, n, x, set_f32(-126.0f));
+#else
+    // The lowest bits of `shifted` are those of n, and 2^n is a normal number.
+    const f32x16 power = bits_as_f32(add(shift_left<23>(bits_as_i32(shifted)), set_i32(127 << 23)));
+    return select_less(x, set_f32(-126.0f), zero_f32(), mul(p, power));
+#endif
 }
 
-inline f32x16 sigmoid(f32x16 x) {
+PENSTOCK_INLINE f32x16 sigmoid(f32x16 x) {
     const f32x16 power = min(set_f32(126.0f), mul(x, set_f32(-kLog2E)));  // NaN stays NaN in this order
     return reciprocal(add(set_f32(1.0f), exp2(power)));
 }
 
-inline f32x16 silu(f32x16 x) { return mul(x, sigmoid(x)); }
+PENSTOCK_INLINE f32x16 silu(f32x16 x) { return mul(x, sigmoid(x)); }
 
 // e^x: relative error below 2e-7 if the result is normal; 0 for x below -87.3.
-inline f32x16 exp(f32x16 x) {
+PENSTOCK_INLINE f32x16 exp(f32x16 x) {
     const f32x16 lowest = set_f32(-87.33654f), highest = set_f32(89.0f);  // above `highest` the result is infinite
     const f32x16 clamped = min(highest, x);                               // NaN stays NaN in this order
     const f32x16 to_integer = set_f32(12582912.0f);                       // 1.5 * 2^23: sums with it have no fraction
@@ -563,7 +584,7 @@ inline f32x16 exp(f32x16 x) {
 
 // log(1 + exp(x)): relative error below 1e-6. With u = exp(-|x|), log(1 + u) is 2 atanh(u / (2 + u)), whose argument is
 // at most 1/3.
-inline f32x16 softplus(f32x16 x) {
+PENSTOCK_INLINE f32x16 softplus(f32x16 x) {
     const f32x16 u = exp(sub(zero_f32(), abs(x))), s = div(u, add(u, set_f32(2.0f))), square = mul(s, s);
     f32x16 p = set_f32(1.0f / 15.0f);
 #pragma GCC unroll 7

@@ -27,8 +27,6 @@ using U8 = Vector<uint8_t>;
 struct f32x16 { F32 v[4]; };
 struct i32x16 { I32 v[4]; };
 
-#define PENSTOCK_INLINE inline __attribute__((always_inline))
-
 // Of one vector: what has no operator.
 #if defined(__ARM_NEON)
 
@@ -263,9 +261,14 @@ PENSTOCK_INLINE void narrow_i16(void* p, i32x16 a) {
     const I16 halves[2] = {narrow_of(a.v[0], a.v[1]), narrow_of(a.v[2], a.v[3])};
     std::memcpy(p, halves, sizeof halves);
 }
+PENSTOCK_INLINE U8 bytes_of(i32x16 a) { return narrow_of(narrow_of(a.v[0], a.v[1]), narrow_of(a.v[2], a.v[3])); }
 PENSTOCK_INLINE void narrow_i8(void* p, i32x16 a) {
-    const U8 bytes = narrow_of(narrow_of(a.v[0], a.v[1]), narrow_of(a.v[2], a.v[3]));
+    const U8 bytes = bytes_of(a);
     std::memcpy(p, &bytes, sizeof bytes);
+}
+// The lanes of four vectors, from -128 to 127, as bytes.
+PENSTOCK_INLINE i32x16 narrow_i8(i32x16 a, i32x16 b, i32x16 c, i32x16 d) {
+    return {{(I32)bytes_of(a), (I32)bytes_of(b), (I32)bytes_of(c), (I32)bytes_of(d)}};
 }
 
 // A power of two that is a number: the bits of its exponent.
