@@ -17,9 +17,12 @@ namespace {
 template <class F>
 float sum_over(int64_t count, const F& f) {
     f32x16 sums[4] = {zero_f32(), zero_f32(), zero_f32(), zero_f32()};
-    for (int64_t i = 0; i < count; i += kLanes) {
-        f32x16& sum = sums[i / kLanes % 4];
-        sum = f(i, sum);
+    for (int64_t first = 0; first < count; first += 4 * kLanes) {
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) {  // unrolled, so that sums stay in registers
+            const int64_t i = first + v * kLanes;
+            if (i < count) sums[v] = f(i, sums[v]);
+        }
     }
     return sum_lanes(add(add(sums[0], sums[1]), add(sums[2], sums[3])));
 }
@@ -84,14 +87,23 @@ void norm_row(const NormArgs& args, int64_t first) {
     }
 }
 
+// Prefetches a row, as hardware fetches no further than to the end of a page.
+void fetch(const NormArgs& args, int64_t first) {
+    Row{args.x, args.dtype, first, args.columns}.fetch(0);
+    if (args.residual) Row{args.residual, args.dtype, first, args.columns}.fetch(0);
+}
+
 }  // namespace
 
 void rms_norm(const NormArgs& args) {
     parallel(
         [&](int64_t thread, int64_t threads) {
             const int64_t parts = args.rows * args.groups, end = parts * (thread + 1) / threads;
-            for (int64_t part = parts * thread / threads; part < end; part++)
-                norm_row(args, part / args.groups * args.stride + part % args.groups * args.columns);
+            const auto first = [&](int64_t part) { return part / args.groups * args.stride + part % args.groups * args.columns; };
+            for (int64_t part = parts * thread / threads; part < end; part++) {
+                if (part + 1 < end) fetch(args, first(part + 1));
+                norm_row(args, first(part));
+            }
         },
         args.rows * args.groups * args.columns);
 }

@@ -65,7 +65,7 @@ void store_value(const Blocks<Kind>& blocks, int64_t block, int64_t offset, int6
 constexpr int64_t kTogether = 16;
 
 // Processes a key head and the query heads that share it, for the tokens `begin` to `end`, at most kTogether + 1.
-// `Usual`: the type is bfloat16, and heads and halves of the rotated part are whole vectors.
+// `Usual`: the type is not float16, and heads and halves of the rotated part are whole vectors.
 template <class Kind, bool Usual>
 class HeadOfTokens {
   public:
@@ -110,7 +110,7 @@ class HeadOfTokens {
         if (blocks_.latent()) return;
         if (args_.value_norm) measure([&](int64_t token) { return value_from(token); });
         for (int64_t token = begin_; token < end_; token++) {
-            Row value{args_.qkv, Usual ? kBFloat16 : args_.dtype, value_from(token), blocks_.head_dim};
+            Row value{args_.qkv, args_.dtype, value_from(token), blocks_.head_dim};
             if (args_.value_norm) value = normed_value(token);
             store_value(blocks_, block(token), offset(token), head_, value);
         }
@@ -119,13 +119,13 @@ class HeadOfTokens {
   private:
     static constexpr int64_t kKeyWord = Kind::kKeyGroup * Kind::kSize, kValueWord = Kind::kValueGroup * Kind::kSize;
 
-    f32x16 load(const void* data, int64_t at, int64_t count) const {
-        if constexpr (Usual) return load_as_f32(data, kBFloat16, at);
-        return load_some_as_f32(data, args_.dtype, at, count);
+    PENSTOCK_INLINE f32x16 load(const void* data, int64_t at, int64_t count) const {
+        if constexpr (!Usual) return load_some_as_f32(data, args_.dtype, at, count);
+        return load_as_f32(data, args_.dtype == kFloat32 ? kFloat32 : kBFloat16, at);
     }
-    void store(int64_t at, int64_t count, f32x16 x) const {
-        if constexpr (Usual) return store_from_f32(args_.qkv, kBFloat16, at, x);
-        write_row(args_.qkv, args_.dtype, at, count, x);
+    PENSTOCK_INLINE void store(int64_t at, int64_t count, f32x16 x) const {
+        if constexpr (!Usual) return write_row(args_.qkv, args_.dtype, at, count, x);
+        store_from_f32(args_.qkv, args_.dtype == kFloat32 ? kFloat32 : kBFloat16, at, x);
     }
 
     // Whether queries change.
@@ -251,7 +251,7 @@ class HeadOfTokens {
     void turn_keys() {
         if (args_.key_norm) measure([&](int64_t token) { return at(token, head_); });
         for (int64_t token = begin_; token < end_; token++) {
-            Row key{args_.qkv, Usual ? kBFloat16 : args_.dtype, at(token, head_), blocks_.head_dim};
+            Row key{args_.qkv, args_.dtype, at(token, head_), blocks_.head_dim};
             if (args_.num_angles || args_.key_norm) {
                 turn(token, at(token, head_), args_.key_norm,
                      [&](int64_t i, int64_t count, f32x16 x) { write_row(x_, kFloat32, i, count, x); });
@@ -310,7 +310,7 @@ void run(const RopeArgs& args) {
 template <class Kind>
 void run(const RopeArgs& args) {
     const bool whole = args.num_angles % kLanes == 0 && args.cache->head_dim % kLanes == 0;
-    args.dtype == kBFloat16 && whole ? run<Kind, true>(args) : run<Kind, false>(args);
+    args.dtype != kFloat16 && whole ? run<Kind, true>(args) : run<Kind, false>(args);
 }
 
 }  // namespace

@@ -457,25 +457,25 @@ inline int32_t max_lane(i32x16 a) {
 #endif
 
 // bfloat16: the upper half of a float32. Rounding is to nearest, ties to even; NaN stays NaN.
-inline f32x16 load_bf16(const void* p) { return bits_as_f32(shift_left<16>(widen_u16(p))); }
-inline i32x16 round_to_bf16(f32x16 a) {  // in the upper halves; the lower halves are undefined
+PENSTOCK_INLINE f32x16 load_bf16(const void* p) { return bits_as_f32(shift_left<16>(widen_u16(p))); }
+PENSTOCK_INLINE i32x16 round_to_bf16(f32x16 a) {  // in the upper halves; the lower halves are undefined
     const i32x16 bits = bits_as_i32(a), odd = bit_and(shift_right<16>(bits), set_i32(1));
     const i32x16 rounded = add(bits, add(odd, set_i32(0x7fff))), quiet = bit_or(bits, set_i32(1 << 22));
     return bits_as_i32(select_nan(a, bits_as_f32(quiet), bits_as_f32(rounded)));
 }
-inline f32x16 as_bf16(f32x16 a) {
+PENSTOCK_INLINE f32x16 as_bf16(f32x16 a) {
     return bits_as_f32(bit_and(round_to_bf16(a), set_i32(static_cast<int32_t>(0xffff0000))));
 }
 #if defined(__AVX512BF16__)  // the same, but subnormal numbers become zeros
-inline void store_bf16(void* p, f32x16 a) {
+PENSTOCK_INLINE void store_bf16(void* p, f32x16 a) {
     const __m256bh rounded = _mm512_cvtneps_pbh(a.v);
     std::memcpy(p, &rounded, sizeof rounded);
 }
 #else
-inline void store_bf16(void* p, f32x16 a) { narrow_i16(p, shift_right<16>(round_to_bf16(a))); }
+PENSTOCK_INLINE void store_bf16(void* p, f32x16 a) { narrow_i16(p, shift_right<16>(round_to_bf16(a))); }
 #endif
 // Concatenation.
-inline void store_bf16(void* p, f32x16 a, f32x16 b) {
+PENSTOCK_INLINE void store_bf16(void* p, f32x16 a, f32x16 b) {
 #if defined(__AVX512BF16__)
     const __m512bh rounded = _mm512_cvtne2ps_pbh(b.v, a.v);
     std::memcpy(p, &rounded, sizeof rounded);
