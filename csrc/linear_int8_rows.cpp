@@ -21,32 +21,30 @@ struct Scale {
     i32x16 round(f32x16 x) const { return bit_and(round_to_i32(mul(x, factor)), mask); }
 };
 
-// Sums of integers over 32 columns, or over 16, as a weight's groups need them.
-struct GroupSums {
-    float of[kLanes];
-
-    // Of up to 128 bytes.
-    GroupSums(const Quantization& of_weight, i32x16 first, i32x16 second) {
-        const f32x16 by_8 = add_pairs_f32(by_4(first), by_4(second)), by_16 = add_pairs_f32(by_8, by_8);
-        store_f32(of, of_weight.halves == 2 ? by_16 : add_pairs_f32(by_16, by_16));
-    }
-    static f32x16 by_4(i32x16 bytes) {
-        return to_f32(add_pairs_i16(zero_i32(), pairs_u8_i8(set_i32(0x01010101), bytes)));
-    }
-};
-
-// Note the sums of a row's groups of 32, from `group` on.
-void note(const QuantizedRows& rows, const Quantization& of, int64_t row, int64_t group, int64_t groups,
-          const GroupSums& sums) {
-    const int64_t first = group * of.halves * rows.count + row;
-    for (int64_t i = 0; i < groups * of.halves; i++) {
-        rows.sums[first + i * rows.count] = sums.of[i];
-        rows.first[first + i * rows.count] = -of.zero * static_cast<int32_t>(sums.of[i]);
+// Note the sums of the integers of a row's groups of 32 columns, at most 4 from `group` on, or of their halves.
+PENSTOCK_INLINE void note(const QuantizedRows& rows, const Quantization& of, int64_t row, int64_t group, int64_t groups,
+                          i32x16 bytes, i32x16 more_bytes) {
+    const auto by_4 = [](i32x16 integers) {
+        return to_f32(add_pairs_i16(zero_i32(), pairs_u8_i8(set_i32(0x01010101), integers)));
+    };
+    const f32x16 by_8 = add_pairs_f32(by_4(bytes), by_4(more_bytes)), by_16 = add_pairs_f32(by_8, by_8);
+    const f32x16 sums = of.halves == 2 ? by_16 : add_pairs_f32(by_16, by_16);
+    alignas(64) float sum[kLanes];
+    alignas(64) int32_t first[kLanes];
+    store_f32(sum, sums);
+    store_i32(first, round_to_i32(mul(sums, set_f32(static_cast<float>(-of.zero)))));  // exact: below 2^24
+    const int64_t begin = group * of.halves * rows.count + row;
+#pragma GCC unroll 1
+    for (int64_t i = 0, at = begin; i < groups * of.halves; i++, at += rows.count) {
+        rows.sums[at] = sum[i];
+        rows.first[at] = first[i];
     }
 }
 
+// Arguments of these are passed by value: stores cannot alias them.
+//
 // With a second pass, the rounding errors of a row follow it as another row, in units of scale / 254.
-void quantize_by_32(const QuantizedRows& rows, const Row& row, int64_t token, const Quantization& of) {
+void quantize_by_32(const QuantizedRows rows, const Row& row, int64_t token, const Quantization of) {
     const int64_t first = token * of.passes, blocks = (row.count + kColumns - 1) / kColumns;
     for (int64_t block = 0; block < blocks; block++) {
         row.reading(block * kColumns, kColumns, [&](const auto& load) {
@@ -58,7 +56,7 @@ void quantize_by_32(const QuantizedRows& rows, const Row& row, int64_t token, co
                 const i32x16 bytes = narrow_i8(integers[0], integers[1], integers[2], integers[3]);
                 store_i32(rows.block(at, block), bytes);
                 for (int g = 0; g < 2; g++) rows.scales[(2 * block + g) * rows.count + at] = scales[g].value / unit;
-                note(rows, of, at, 2 * block, 2, GroupSums(of, bytes, bytes));
+                note(rows, of, at, 2 * block, 2, bytes, bytes);
             };
             put(first, 1.0f);
             if (of.passes == 1) return;
@@ -74,7 +72,7 @@ void quantize_by_32(const QuantizedRows& rows, const Row& row, int64_t token, co
 }
 
 // All groups of 32 in 128 columns get the same scale.
-void quantize_by_128(const QuantizedRows& rows, const Row& row, int64_t token, const Quantization& of) {
+void quantize_by_128(const QuantizedRows rows, const Row& row, int64_t token, const Quantization of) {
     const int64_t blocks = (row.count + kColumns - 1) / kColumns;
     for (int64_t block = 0; block < blocks; block += kCoarseBlocks) {
         row.reading(block * kColumns, kCoarseBlocks * kColumns, [&](const auto& load) {
@@ -86,8 +84,9 @@ void quantize_by_128(const QuantizedRows& rows, const Row& row, int64_t token, c
                 bytes[b] = narrow_i8(integers(0), integers(1), integers(2), integers(3));
                 if (b < count) store_i32(rows.block(token, block + b), bytes[b]);
             }
+#pragma GCC unroll 1
             for (int64_t g = 2 * block; g < 2 * (block + count); g++) rows.scales[g * rows.count + token] = scale.value;
-            note(rows, of, token, 2 * block, 2 * count, GroupSums(of, bytes[0], bytes[1]));
+            note(rows, of, token, 2 * block, 2 * count, bytes[0], bytes[1]);
         });
     }
 }
