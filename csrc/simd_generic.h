@@ -261,14 +261,14 @@ PENSTOCK_INLINE void narrow_i16(void* p, i32x16 a) {
     const I16 halves[2] = {narrow_of(a.v[0], a.v[1]), narrow_of(a.v[2], a.v[3])};
     std::memcpy(p, halves, sizeof halves);
 }
-PENSTOCK_INLINE U8 bytes_of(i32x16 a) { return narrow_of(narrow_of(a.v[0], a.v[1]), narrow_of(a.v[2], a.v[3])); }
+PENSTOCK_INLINE U8 as_bytes(i32x16 a) { return narrow_of(narrow_of(a.v[0], a.v[1]), narrow_of(a.v[2], a.v[3])); }
 PENSTOCK_INLINE void narrow_i8(void* p, i32x16 a) {
-    const U8 bytes = bytes_of(a);
+    const U8 bytes = as_bytes(a);
     std::memcpy(p, &bytes, sizeof bytes);
 }
 // The lanes of four vectors, from -128 to 127, as bytes.
 PENSTOCK_INLINE i32x16 narrow_i8(i32x16 a, i32x16 b, i32x16 c, i32x16 d) {
-    return {{(I32)bytes_of(a), (I32)bytes_of(b), (I32)bytes_of(c), (I32)bytes_of(d)}};
+    return {{(I32)as_bytes(a), (I32)as_bytes(b), (I32)as_bytes(c), (I32)as_bytes(d)}};
 }
 
 // A power of two that is a number: the bits of its exponent.
@@ -433,7 +433,6 @@ PENSTOCK_INLINE i32x16 e4m3_as_bf16(i32x16 codes, i32x16 magnitudes, i32x16 sign
 #endif
 
 #undef PENSTOCK_EACH
-#undef PENSTOCK_INLINE
 
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock

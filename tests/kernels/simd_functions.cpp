@@ -152,6 +152,8 @@ void report_integers() {
         digest.add(widen_u16(bytes)), digest.add(widen_i16(bytes + 2)), digest.add(widen_u8(bytes + 1));
         digest.add(widen_i8(bytes + 3)), digest.add(dot_u8_i8(shift_right<8>(a), b, bytes + 5));
         narrow_i16(bytes, b), narrow_i8(bytes + 32, a), digest.add(bytes, 12);
+        const auto small = [](i32x16 x) { return shift_right_signed<24>(x); };
+        digest.add(narrow_i8(small(a), small(b), small(first), small(last)));
         int64_t wide[kLanes];
         store_i64<16>(wide, a, b), digest.add(wide, 2 * kLanes);
     });
