@@ -15,9 +15,10 @@ inline const float* factors_of(const LinearArgs& args, int64_t token) {
     return factors ? factors + args.lora_first : nullptr;
 }
 
-// Arguments are passed by value: stores cannot alias them.
 template <bool Gated>
-__attribute__((noinline)) void finish_sums(const LinearArgs args, int64_t begin, int64_t end, int64_t panel, const Sums* sums) {
+__attribute__((noinline)) void finish_sums(const LinearArgs& given, int64_t begin, int64_t end, int64_t panel,
+                                           const Sums* sums) {
+    const LinearArgs args = given;  // a copy, which stores cannot alias
     constexpr int outputs = Gated ? kVectors / 2 : kVectors;
     const Weight& weight = *args.weight;
     const int64_t rows = weight.x_bytes;  // per token
