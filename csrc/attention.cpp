@@ -97,6 +97,7 @@ class Attention {
         }
         parallel(
             [&](int64_t thread, int64_t threads) {
+                const typename Keys::Registers registers;
                 Worker worker(*this, thread);
                 if (all_tiles >= kManyTiles * threads)
                     return take_turns(all_tiles, [&](int64_t index, int64_t) { worker.compute_whole(index); });
@@ -403,7 +404,6 @@ class Attention {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t size = blocks.block_size;
             const int32_t* table = of_.table(piece.seq);
-            const typename Keys::Registers registers(piece.rows);
             for (int64_t key = piece.begin, count; key < piece.end; key += count) {
                 const int64_t block = key / size, offset = key % size;
                 count = std_min(size - offset, piece.end - key);
@@ -414,7 +414,7 @@ class Attention {
                 const uint8_t* keys = blocks.keys(table[block], piece.head) + offset * word;
                 float* scores = scores_ + piece.row * kScoreStride + key - origin;
                 if constexpr (Keys::kTiled) {
-                    multiply_in_tiles(registers, count, queries, keys, next, scores);
+                    multiply_in_tiles(piece.rows, count, queries, keys, next, scores);
                 } else {
                     multiply<Keys>(piece.rows, count, queries, kQueryStep * stride_, keys, size * word, of_.head_dim_,
                                    next, true, scores, kScoreStride);
@@ -467,11 +467,11 @@ class Attention {
 
 #if defined(PENSTOCK_TILES)
         // Scores of `count` keys of a block.
-        void multiply_in_tiles(const Tiles& tiles, int64_t count, const Query* queries, const uint8_t* keys,
+        void multiply_in_tiles(int rows, int64_t count, const Query* queries, const uint8_t* keys,
                                const Next& next, float* scores) const {
             const int64_t lines = of_.head_dim_ / Kind::kKeyGroup, line_bytes = 4 * of_.blocks_.block_size;
             Prefetch prefetch(next.data, next.bytes, (count + 2 * kTile - 1) / (2 * kTile) * (lines / kTile), true);
-            multiply_keys<Keys>(tiles, queries, 4 * stride_, keys, line_bytes, lines, count, prefetch, scores,
+            multiply_keys<Keys>(Tiles(rows), queries, 4 * stride_, keys, line_bytes, lines, count, prefetch, scores,
                                 4 * kScoreStride);
         }
 

@@ -26,8 +26,8 @@ constexpr int kReadingRows = 4;  // maximum rows for which reading dominates the
 //
 // Sums start from `c`, if given.
 struct InVectors {
-    struct Registers {  // vectors need no configuration
-        explicit Registers(int) {}
+    struct Registers {  // of vectors need no release
+        Registers() {}
     };
     static constexpr bool kTiled = false, kIntegerSums = false;
     static constexpr int kRows = kMaxRows, kTokens = kLanes;

@@ -16,7 +16,7 @@ namespace PENSTOCK_ISA {
 namespace {
 
 struct InTiles {
-    using Registers = Tiles;
+    using Registers = TilesInUse;
     static constexpr bool kTiled = true, kRounded = false;       // the factors' type is what rounds
     static constexpr int kRows = 2 * kTile, kTokens = 2 * kTile;  // whose weighted values a tile sums
 };
