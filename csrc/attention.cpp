@@ -17,6 +17,9 @@
 // Adjacent decodes whose first blocks are the same, as after a common prompt, form tiles together: the shared keys are
 // read and widened once for all of them.
 #include "attention_kinds.h"
+#if defined(PENSTOCK_TILES)
+#include "attention_tiles.h"
+#endif
 #include "hadamard.h"
 #include "kv_layout.h"
 #include "latents.h"
@@ -56,15 +59,17 @@ struct Tile {
 // Partial result of one or several superblocks: for each row the maximum score, as an exponent of 2, the sum of the
 // weights, and the weighted values.
 struct Part {
-    float* most;    // [16]
-    float* sum;     // [16]
-    float* values;  // [kMaxRows, width]
+    float* most;    // [kRows]
+    float* sum;     // [kRows]
+    float* values;  // [kRows, width]
 };
 
 template <class Kind, class Keys, class Values>
 class Attention {
     using Query = typename Keys::Factor;
     using Weight = typename Values::Factor;
+    static constexpr int kRows = Keys::kRows, kRowLanes = (kRows + kLanes - 1) / kLanes * kLanes;
+    static constexpr int64_t kValueTokens = Values::kTokens;  // whose weighted values are summed together
 
   public:
     explicit Attention(const AttentionArgs& args)
@@ -92,6 +97,7 @@ class Attention {
         }
         parallel(
             [&](int64_t thread, int64_t threads) {
+                const typename Keys::Registers registers;
                 Worker worker(*this, thread);
                 if (all_tiles >= kManyTiles * threads)
                     return take_turns(all_tiles, [&](int64_t index, int64_t) { worker.compute_whole(index); });
@@ -103,15 +109,22 @@ class Attention {
     }
 
   private:
-    int64_t part_floats() const { return 2 * kLanes + kMaxRows * width_; }
+    int64_t part_floats() const { return 2 * kRowLanes + kRows * width_; }
     int64_t own_floats() const {
-        return kMaxRows * (width_ + 3 * kScoreStride) + 2 * part_floats() + latent_floats_;
+        return kRows * (width_ + 3 * kScoreStride) + 2 * part_floats() + latent_floats_ + group_floats();
+    }
+    // Of values laid out for tiles.
+    int64_t group_floats() const {
+#if defined(PENSTOCK_TILES)
+        if constexpr (Values::kTiled) return TiledValues<Kind>::memory_floats(head_dim_);
+#endif
+        return 0;
     }
     int64_t shared_floats() const {
         return args_.threads > 1 ? (longest_ + kSuperblock - 1) / kSuperblock * part_floats() : 0;
     }
 
-    Part part_at(float* memory) const { return {memory, memory + kLanes, memory + 2 * kLanes}; }
+    Part part_at(float* memory) const { return {memory, memory + kRowLanes, memory + 2 * kRowLanes}; }
     // The part of a superblock of the tile that is divided among threads from `owner` on.
     Part shared_part(int64_t owner, int64_t superblock) const {
         float* memory = reinterpret_cast<float*>(args_.scratch) + args_.threads * own_floats();
@@ -119,7 +132,7 @@ class Attention {
     }
 
     int64_t query_len(int64_t seq) const { return batch_.query_start[seq + 1] - batch_.query_start[seq]; }
-    int64_t num_tiles(int64_t seq) const { return (query_len(seq) * share_ + kMaxRows - 1) / kMaxRows; }
+    int64_t num_tiles(int64_t seq) const { return (query_len(seq) * share_ + kRows - 1) / kRows; }
 
     // How many sequences, from `seq` on, form tiles together.
     int64_t num_alike(int64_t seq) const {
@@ -127,12 +140,12 @@ class Attention {
         int64_t last = seq + 1;
         if (args_.window || args_.chunk || query_len(seq) > 1) return 1;
         while (last < batch_.num_seqs && query_len(last) == 1 && block(last) == block(seq) &&
-               (last + 1 - seq) * share_ <= kMaxRows)
+               (last + 1 - seq) * share_ <= kRows)
             last++;
         return last - seq;
     }
 
-    // End of the keys that these sequences have in the same blocks.
+    // End of the whole groups of keys that these sequences have in the same blocks.
     int64_t end_of_shared(int64_t seq, int64_t count) const {
         int64_t shared = batch_.seq_lens[seq];
         for (int64_t other = seq + 1; other < seq + count; other++) {
@@ -141,7 +154,7 @@ class Attention {
             while (block < most && table(seq)[block] == table(other)[block]) block++;
             shared = block * blocks_.block_size;
         }
-        return shared;
+        return shared / kValueTokens * kValueTokens;
     }
 
     // One of the evenly sized tiles of a sequence's rows, or of `count` sequences that form tiles together.
@@ -204,12 +217,14 @@ class Attention {
             : of_(attention), stride_(attention.width_) {
             float* memory = reinterpret_cast<float*>(of_.args_.scratch) + thread * of_.own_floats();
             query_ = reinterpret_cast<Query*>(memory);
-            scores_ = memory + kMaxRows * stride_;
-            key_scales_ = scores_ + kMaxRows * kScoreStride;
-            value_scales_ = key_scales_ + kMaxRows * kScoreStride;
-            part_ = of_.part_at(value_scales_ + kMaxRows * kScoreStride);
-            total_ = of_.part_at(value_scales_ + kMaxRows * kScoreStride + of_.part_floats());
-            latents_ = reinterpret_cast<uint8_t*>(value_scales_ + kMaxRows * kScoreStride + 2 * of_.part_floats());
+            scores_ = memory + kRows * stride_;
+            key_scales_ = scores_ + kRows * kScoreStride;
+            value_scales_ = key_scales_ + kRows * kScoreStride;
+            float* parts = value_scales_ + kRows * kScoreStride;
+            part_ = of_.part_at(parts);
+            total_ = of_.part_at(parts + of_.part_floats());
+            latents_ = reinterpret_cast<uint8_t*>(parts + 2 * of_.part_floats());
+            groups_ = latents_ + 4 * of_.latent_floats_;
         }
 
         // One tile, numbered through the sequences and the heads of each. A thread's tiles ascend.
@@ -291,7 +306,11 @@ class Attention {
                     hadamard(query, of_.head_dim_);
                     query_scales_[r] = to_int8({query, kFloat32, 0, of_.head_dim_}, 0, stride_, row, &sum);
                     sum *= -Kind::kKeyBias;
-                    std::memcpy(row + of_.head_dim_, &sum, 4);
+                    if constexpr (Keys::kTiled) {
+                        first_sums_[r] = sum;
+                    } else {
+                        std::memcpy(row + of_.head_dim_, &sum, 4);
+                    }
                 } else {
                     constexpr int32_t type = sizeof(Query) == 2 ? kBFloat16 : kFloat32;
                     for (int64_t i = 0; i < of_.head_dim_; i += kLanes) {
@@ -299,6 +318,9 @@ class Attention {
                         store_from_f32(row, type, i, Keys::kRounded ? as_bf16(query) : query);
                     }
                 }
+                const int64_t bytes = stride_ * static_cast<int64_t>(sizeof(Query));
+                if constexpr (Keys::kTiled)  // up to whole tiles
+                    std::memset(reinterpret_cast<uint8_t*>(row) + bytes, 0, static_cast<size_t>(-bytes & 63));
             }
         }
 
@@ -388,9 +410,15 @@ class Attention {
                 const Next next = key + count < piece.end ? keys_of(piece.seq, piece.head, key + count)
                                                           : values_of(piece, piece.begin);
                 constexpr int64_t word = Kind::kKeyGroup * Kind::kSize;
-                multiply<Keys>(piece.rows, count, query_ + piece.row * kQueryStep * stride_, kQueryStep * stride_,
-                               blocks.keys(table[block], piece.head) + offset * word, size * word, of_.head_dim_, next,
-                               true, scores_ + piece.row * kScoreStride + key - origin, kScoreStride);
+                const Query* queries = query_ + piece.row * kQueryStep * stride_;
+                const uint8_t* keys = blocks.keys(table[block], piece.head) + offset * word;
+                float* scores = scores_ + piece.row * kScoreStride + key - origin;
+                if constexpr (Keys::kTiled) {
+                    multiply_in_tiles(piece.rows, count, queries, keys, next, scores);
+                } else {
+                    multiply<Keys>(piece.rows, count, queries, kQueryStep * stride_, keys, size * word, of_.head_dim_,
+                                   next, true, scores, kScoreStride);
+                }
                 if (!Kind::kScaled) continue;
                 const float* scales = blocks.scales(table[block], piece.head) + offset;
                 const float* value_scales = blocks.value_scales(table[block], piece.head) + offset;
@@ -405,10 +433,19 @@ class Attention {
         }
 
         // Rows that share scales, stored at the first of them.
-        int64_t scales_step(const Tile& tile) const { return tile.num_seqs > 1 ? of_.share_ : kMaxRows; }
+        int64_t scales_step(const Tile& tile) const { return tile.num_seqs > 1 ? of_.share_ : kRows; }
 
         // Add the weighted values of a piece; they are its rows' first ones if it begins at `first`.
         void add_values(const Piece& piece, int64_t origin, int64_t first, const Next& after, const Part& part) {
+            if constexpr (Values::kTiled) {
+                add_values_by_tiles(piece, origin, first, part);
+            } else {
+                add_values_by_vectors(piece, origin, first, after, part);
+            }
+        }
+
+        void add_values_by_vectors(const Piece& piece, int64_t origin, int64_t first, const Next& after,
+                                   const Part& part) {
             const Blocks<Kind>& blocks = of_.blocks_;
             const int64_t size = blocks.block_size;
             const int32_t* table = of_.table(piece.seq);
@@ -428,11 +465,42 @@ class Attention {
             }
         }
 
+#if defined(PENSTOCK_TILES)
+        // Scores of `count` keys of a block.
+        void multiply_in_tiles(int rows, int64_t count, const Query* queries, const uint8_t* keys,
+                               const Next& next, float* scores) const {
+            const int64_t lines = of_.head_dim_ / Kind::kKeyGroup, line_bytes = 4 * of_.blocks_.block_size;
+            Prefetch prefetch(next.data, next.bytes, (count + 2 * kTile - 1) / (2 * kTile) * (lines / kTile), true);
+            multiply_keys<Keys>(Tiles(rows), queries, 4 * stride_, keys, line_bytes, lines, count, prefetch, scores,
+                                4 * kScoreStride);
+        }
+
+        void add_values_by_tiles(const Piece& piece, int64_t origin, int64_t first, const Part& part) {
+            using Groups = TiledValues<Kind>;
+            const Tiles tiles(piece.rows);
+            const Groups groups(of_.blocks_, of_.table(piece.seq), piece.head, latents_, groups_);
+            for (int64_t key = piece.begin, last; key < piece.end; key = last) {
+                typename Groups::Group together[Groups::kTogether];
+                const int64_t start = key / kValueTokens * kValueTokens;
+                last = std_min(start + Groups::kTogether * kValueTokens, piece.end);
+                int count = 0;
+                for (int64_t from = key, to; from < last; from = to) {
+                    to = std_min(from / kValueTokens * kValueTokens + kValueTokens, last);
+                    together[count] = groups.group(from, to, count);
+                    count++;
+                }
+                multiply_values(tiles, weights(piece.row) + start - origin, 4 * kScoreStride, together, count,
+                                of_.head_dim_, key == first, part.values + piece.row * stride_, 4 * stride_);
+            }
+        }
+#endif
+
         // Turn a row's scores `begin` to `end`, relative to `origin`, into the weights of the keys that it sees.
         void weigh(const Tile& tile, int r, int64_t begin, int64_t end, int64_t origin, const Part& part) const {
             const int64_t low = std_max(of_.first_key(tile, r) - origin, begin);
             const int64_t high = std_min(of_.end_key(tile, r) - origin, end);
             const int64_t first = low / kLanes * kLanes, last = (high + kLanes - 1) / kLanes * kLanes;
+            begin = begin / kValueTokens * kValueTokens, end = (end + kValueTokens - 1) / kValueTokens * kValueTokens;
             if (low >= high) return store_zeros(r, begin, end);  // its result is not used
             store_zeros(r, begin, first);
             float* scores = scores_ + r * kScoreStride;
@@ -448,7 +516,7 @@ class Attention {
             const auto index = [&](int64_t i) { return add(load_f32(lanes), set_f32(static_cast<float>(i))); };
             f32x16 largest = nothing;
             for (int64_t i = first; i < last; i += kLanes) {
-                f32x16 score = load_f32(scores + i);
+                f32x16 score = sum_at(r, scores + i);
                 if (Kind::kScaled) score = mul(score, load_f32(key_scales + i));
                 if (scaled) score = mul(score, set_f32(unit));
                 if (soft_cap != 0.0f) score = cap(score, soft_cap);
@@ -469,13 +537,22 @@ class Attention {
                 total = add(total, weight);
                 if (Kind::kScaled) {
                     f32x16 value_scale = load_f32(value_scales + i);
-                    if (i + kLanes > high) value_scale = select_less(index(i), highest, value_scale, zero_f32());
+                    if (i < low || i + kLanes > high) {  // there may be no scales there
+                        value_scale = select_less(index(i), highest, value_scale, zero_f32());
+                        value_scale = select_less(index(i), lowest, zero_f32(), value_scale);
+                    }
                     weight = mul(weight, value_scale);
                 }
                 store_weights(r, i, weight);
             }
             store_zeros(r, last, end);  // last, since narrow weights overwrite the scores before them
             part.sum[r] = sum_lanes(total);
+        }
+
+        // A row's products of query and keys.
+        f32x16 sum_at(int r, const float* sums) const {
+            if constexpr (Keys::kIntegerSums) return to_f32(add(load_i32(sums), set_i32(first_sums_[r])));
+            return load_f32(sums);
         }
 
         // The position bias of a row's key at `origin`, with those of the keys after it; null if there is none.
@@ -555,10 +632,12 @@ class Attention {
         static constexpr int64_t kQueryStep = sizeof(float) / sizeof(Query);  // rows are as far apart as in float32
 
         Query* query_;
-        float query_scales_[kMaxRows];  // int8 only
+        float query_scales_[kRows];   // int8 only
+        int32_t first_sums_[kRows];   // int8 in tiles only: what subtracts the keys' bias
         float *scores_, *key_scales_, *value_scales_;
         Part part_, total_;
         uint8_t* latents_;  // values of one block
+        uint8_t* groups_;   // of values, for tiles
         Next after_{};  // the data likely read after the current tile
         int64_t seq_ = 0, alike_ = 0, first_index_ = 0, num_here_ = 0;  // position of compute_whole()
         bool divided_ = false;
@@ -575,20 +654,33 @@ class Attention {
 // Over a widened cache.
 template <class Kind>
 using Wide = Attention<Kind, Widened<Kind>, Widened<Kind>>;
+#if defined(PENSTOCK_TILES)
+using OverBFloat16 = Attention<CacheBFloat16, TiledPairs, TiledPairs>;
+using OverInt8 = Attention<CacheInt8, TiledIntegers, TiledPairs>;
+#else
+using OverBFloat16 = Attention<CacheBFloat16, Paired<CacheBFloat16>, Paired<CacheBFloat16>>;
+using OverInt8 = Attention<CacheInt8, Integers, Paired<CacheInt8>>;
+#endif
+
+// Calls body(attention) with that of the cache's kind.
+template <class Body>
+auto with_kind(const AttentionArgs& args, const Body& body) {
+    switch (args.cache->kind) {
+        case kFloat32: return body(Wide<CacheFloat32>(args));
+        case kFloat16: return body(Wide<CacheFloat16>(args));
+        case kBFloat16: return body(OverBFloat16(args));
+        default: return body(OverInt8(args));
+    }
+}
 
 }  // namespace
 
 int64_t attention_scratch_bytes(const AttentionArgs& args) {
-    return Wide<CacheFloat32>(args).scratch_bytes();
+    return with_kind(args, [](const auto& attention) { return attention.scratch_bytes(); });
 }
 
 void attention(const AttentionArgs& args) {
-    switch (args.cache->kind) {
-        case kFloat32: return Wide<CacheFloat32>(args).run();
-        case kFloat16: return Wide<CacheFloat16>(args).run();
-        case kBFloat16: return Attention<CacheBFloat16, Paired<CacheBFloat16>, Paired<CacheBFloat16>>(args).run();
-        default: return Attention<CacheInt8, Integers, Paired<CacheInt8>>(args).run();
-    }
+    with_kind(args, [](auto&& attention) { attention.run(); });
 }
 
 }  // namespace PENSTOCK_ISA

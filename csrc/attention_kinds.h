@@ -25,7 +25,14 @@ constexpr int kReadingRows = 4;  // maximum rows for which reading dominates the
 // groups of rows) are `row` bytes apart, and `a` as broadcasts. Each step takes kTogether elements of `a`.
 //
 // Sums start from `c`, if given.
-struct FloatSums {
+struct InVectors {
+    struct Registers {  // of vectors need no release
+        Registers() {}
+    };
+    static constexpr bool kTiled = false, kIntegerSums = false;
+    static constexpr int kRows = kMaxRows, kTokens = kLanes;
+};
+struct FloatSums : InVectors {
     using Sum = f32x16;
     static f32x16 begin(const float* c, const void*) { return c ? load_f32(c) : zero_f32(); }
     static f32x16 result(f32x16 sum) { return sum; }
@@ -107,7 +114,7 @@ struct Paired : Kind, FloatSums {
 
 // int8 keys with queries rounded to int8. The initial values of the sums, which subtract the keys' bias, are stored
 // after each row of `a`.
-struct Integers : CacheInt8 {
+struct Integers : CacheInt8, InVectors {
     static constexpr int kGroup = kKeyGroup, kTogether = kGroup;
     using Factor = int8_t;
     using Sum = i32x16;

@@ -13,7 +13,7 @@ constexpr int kParts = kTiledRun * kGroups;  // of a run
 struct Run {
     // Sums of a run's products.
     struct Products {
-        alignas(64) int32_t of[kParts][kVectors][TiledRows::kMost][kLanes];
+        alignas(64) int32_t of[kParts][kVectors][kMostTiledRows][kLanes];
     };
 
     QuantizedRows rows;
@@ -85,14 +85,14 @@ struct Run {
     // Vectors scale a run's products while tiles multiply the next one's.
     template <int Kind, bool Minimum>
     void add_all(int count, const TiledFetch& fetch, Sums* sums) const {
-        static_assert(kParts * kVectors == TiledRows::kMost);
+        static_assert(kParts * kVectors == kMostTiledRows);
         const Run of = *this;  // a copy, which stores cannot alias
         Products products[2];
-        for (int i = 0; i < TiledRows::kMost; i++) of.multiply_turn(products[0], 0, i);
+        for (int i = 0; i < kMostTiledRows; i++) of.multiply_turn(products[0], 0, i);
         for (int64_t at = 0, now = 0; at < of.blocks.count; at += kTiledRun, now ^= 1) {
             const int64_t end = std_min(at + kTiledRun, of.blocks.count);
             fetch.steps(fetch.prefetch, kSteps * (end - at));
-            for (int i = 0; i < TiledRows::kMost; i++) {
+            for (int i = 0; i < kMostTiledRows; i++) {
                 if (end < of.blocks.count) of.multiply_turn(products[now ^ 1], end, i);
                 if (i < count) of.add<Kind, Minimum>(products[now], at, end, i, sums[i]);
             }
@@ -105,19 +105,19 @@ struct Run {
     }
 };
 
-}  // namespace
-
-TiledRows::TiledRows(int rows) {
+void configure_for(int rows) {
     const uint8_t of_x = static_cast<uint8_t>(rows);
     const uint8_t sizes[8] = {of_x, of_x, of_x, of_x, of_x, of_x, kSteps / 2, kSteps / 2};
     const uint8_t widths[8] = {64, 64, 64, 64, 32, 32, 64, 64};
-    configure(sizes, widths);
+    configure_once(2 * kTile + rows, sizes, widths);
 }
-TiledRows::~TiledRows() { release(); }
+
+}  // namespace
 
 void add_tiled(const QuantizedRows& rows, const TiledBlocks& blocks, int64_t token, int count, const TiledFetch& fetch,
                Sums* sums) {
     const Run run{rows, blocks, token};
+    configure_for(count);
     switch (blocks.coarse) {
         case kFine: return run.add_kind<kFine>(count, fetch, sums);
         case kCoarseWeights: return run.add_kind<kCoarseWeights>(count, fetch, sums);

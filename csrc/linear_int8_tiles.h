@@ -27,19 +27,11 @@ struct TiledFetch {
     void* prefetch;
 };
 
-// Add the products of `count` rows of x, at most TiledRows::kMost, with the blocks to the rows' sums. The thread's tiles
-// are configured. Compiled once, not for each number of bits.
-void add_tiled(const QuantizedRows&, const TiledBlocks&, int64_t token, int count, const TiledFetch&, Sums*);
+constexpr int kMostTiledRows = 16;
 
-// Configures the calling thread's tiles for `add_tiled` until the end of the scope.
-class TiledRows {
-  public:
-    static constexpr int kMost = 16;  // rows
-    explicit TiledRows(int rows);
-    ~TiledRows();
-    TiledRows(const TiledRows&) = delete;
-    TiledRows& operator=(const TiledRows&) = delete;
-};
+// Add the products of `count` rows of x, at most kMostTiledRows, with the blocks to the rows' sums, within the scope of a
+// TilesInUse. Compiled once, not for each number of bits.
+void add_tiled(const QuantizedRows&, const TiledBlocks&, int64_t token, int count, const TiledFetch&, Sums*);
 
 }  // namespace PENSTOCK_ISA
 }  // namespace penstock

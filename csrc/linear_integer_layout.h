@@ -17,9 +17,8 @@
 // scales and [64 rows] of their offsets.
 #pragma once
 
-#include <utility>
-
 #include "linear_kind.h"
+#include "unrolled.h"
 
 namespace penstock {
 namespace PENSTOCK_ISA {
@@ -204,16 +203,6 @@ struct IntegerLayout {
         });
     }
 };
-
-template <class Body, int... I>
-inline __attribute__((always_inline)) void for_each_of(std::integer_sequence<int, I...>, const Body& body) {
-    (body(std::integral_constant<int, I>()), ...);
-}
-// Calls body(I) for I from 0 to N - 1, each a compile-time constant.
-template <int N, class Body>
-inline __attribute__((always_inline)) void unrolled(const Body& body) {
-    for_each_of(std::make_integer_sequence<int, N>(), body);
-}
 
 // How the values of a row's block are packed into its lines.
 template <int Bits>

@@ -296,11 +296,11 @@ struct Integers : InBlocks {
 
 #if defined(PENSTOCK_TILES)
     // Groups of 16 columns fill a quarter of a tile, and vectors are faster.
-    static constexpr int kTiledRows = Halves ? 0 : TiledRows::kMost;
+    static constexpr int kTiledRows = Halves ? 0 : kMostTiledRows;
+    using Registers = TilesInUse;
     static_assert(Halves || kOpenedBlock == TiledBlocks::kBytes);
     void accumulate_tiled(int count, const Slice& slice, const uint8_t* opened, int64_t token, Fetch& prefetch,
                           Sums* sums) const {
-        const TiledRows tiles(count);
         const TiledBlocks blocks{opened, slice.first, slice.count, layout.offset == kMinimum, layout.coarse};
         const TiledFetch fetch{[](void* of, int64_t steps) { static_cast<Fetch*>(of)->steps(steps); }, &prefetch};
         add_tiled(rows, blocks, token, count, fetch, sums);

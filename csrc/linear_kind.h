@@ -166,6 +166,7 @@ struct Source {
 //   kRows, kRowsAlone       maximum rows of x for `accumulate`; kRowsAlone: if there are no other rows
 //   kTiledRows              maximum rows of x for `accumulate_tiled`, which multiplies unpacked slices; 0: there is none
 //   kOpened                 maximum bytes written by `open`
+//   Registers               in scope while a panel is multiplied
 //   kOutliers               whether outliers follow the blocks of a panel; its rows are then packed together
 //   Kind(weight, scratch, tokens)   uses `bytes_per_token` of `scratch` for each prepared token
 //   prepare(row, token)     converts a row of x to the kind's form
@@ -180,6 +181,9 @@ struct Source {
 struct InBlocks {
     static constexpr bool kOutliers = false, kOpensLong = false;
     static constexpr int kTileTokens = 48, kNearGroups = 8, kPackedGroups = 1, kTiledRows = 0;
+    struct Registers {
+        Registers() {}
+    };
 };
 
 // Consecutive blocks of the same layout.

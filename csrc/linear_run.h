@@ -106,6 +106,7 @@ template <class Kind>
 void multiply(const LinearArgs& args, const Kind& kind, const Division<Kind>& of, int64_t panel,
               const uint8_t* next_data) {
     const Weight& weight = *args.weight;
+    const typename Kind::Registers registers;
     const uint8_t* data = weight.data + panel * panel_bytes<Kind>(weight);
     const uint8_t* beyond_blocks = data + Kind::offset_of(weight, of.blocks);
     const int64_t passes = weight.x_bytes;

@@ -15,6 +15,7 @@ constexpr int kWholePanel = 1 << 30;     // blocks of a slice: the whole panel a
 struct TiledBFloat16 : BFloat16 {
     using BFloat16::BFloat16;
     static constexpr int kRows = kTileRows, kRowsAlone = kRows, kSlice = kWholePanel, kLongSlice = kSlice;
+    using Registers = TilesInUse;
 
     void accumulate(int rows, const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         const Tiles tiles(rows);
@@ -35,6 +36,7 @@ struct TiledBFloat12 : BFloat12 {
     using BFloat12::BFloat12;
     static constexpr int kRows = kTileRows, kRowsAlone = kRows, kTiledRows = kRows, kLongSlice = kSlice,
                          kOpened = kSteps * kLine;
+    using Registers = TilesInUse;
 
     void accumulate(int rows, const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         alignas(64) uint8_t bytes[kOpened];

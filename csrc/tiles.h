@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "simd.h"
+#include "unrolled.h"
 
 namespace penstock {
 namespace PENSTOCK_ISA {
@@ -142,7 +143,31 @@ void dot_i8_u8() {
 
 #endif
 
-// Configures the calling thread's tile registers for sums of 1 to 32 rows, until the end of the scope.
+}  // namespace
+
+// What the calling thread's tile registers are configured for, a number for each configuration; 0: nothing.
+inline thread_local int configured = 0;
+
+namespace {
+
+// Configuring takes 300 cycles, as long as 16 products.
+inline void configure_once(int number, const uint8_t* rows, const uint8_t* bytes) {
+    if (configured != number) configure(rows, bytes);
+    configured = number;
+}
+
+// Releases the calling thread's tile registers at the end of the scope.
+struct TilesInUse {
+    TilesInUse() = default;
+    ~TilesInUse() {
+        if (configured) release();
+        configured = 0;
+    }
+    TilesInUse(const TilesInUse&) = delete;
+    TilesInUse& operator=(const TilesInUse&) = delete;
+};
+
+// Products of 1 to 32 rows with 16 or 32 columns, within the scope of a TilesInUse.
 class Tiles {
 public:
     explicit Tiles(int rows) : two_(rows > kTile) {
@@ -151,57 +176,61 @@ public:
         const uint8_t sizes[8] = {first, first, second, second, first, second, kTile, kTile};
         uint8_t widths[8];
         std::memset(widths, kTileBytes, sizeof widths);
-        configure(sizes, widths);
+        configure_once(rows, sizes, widths);
     }
-    ~Tiles() { release(); }
-    Tiles(const Tiles&) = delete;
-    Tiles& operator=(const Tiles&) = delete;
 
+    // Sums of `Columns` x 16 columns are set to 0.
+    template <int Columns = 2>
     void zero() const {
-        zero_tile<kSums>();
-        zero_tile<kSums + 1>();
-        if (!two_) return;
-        zero_tile<kSums + 2>();
-        zero_tile<kSums + 3>();
+        for_sums<Columns>([](auto sum, auto, auto) { zero_tile<sum>(); });
     }
 
-    // `left` is A, with rows `stride` bytes apart; `right` is B for 32 columns: 16 lines of 128 bytes, `step` bytes
+    // `left` is A, with rows `stride` bytes apart; `right` is B: 16 lines of 64 bytes for each 16 columns, `step` bytes
     // apart.
+    template <int Columns = 2>
     void add_bf16(const void* left, int64_t stride, const uint8_t* right, int64_t step) const {
-        add(left, stride, right, step, [](auto half) {
-            dot_bf16<kSums + 2 * half, kLeft + half, kRight>();
-            dot_bf16<kSums + 2 * half + 1, kLeft + half, kRight + 1>();
+        load_factors<Columns>(left, stride, right, step);
+        for_sums<Columns>([](auto sum, auto half, auto column) { dot_bf16<sum, kLeft + half, kRight + column>(); });
+    }
+    template <int Columns = 2>
+    void add_i8_u8(const void* left, int64_t stride, const uint8_t* right, int64_t step) const {
+        load_factors<Columns>(left, stride, right, step);
+        for_sums<Columns>([](auto sum, auto half, auto column) { dot_i8_u8<sum, kLeft + half, kRight + column>(); });
+    }
+
+    // Loads or stores the sums, in rows `stride` bytes apart.
+    template <int Columns = 2>
+    void load(const void* sums, int64_t stride) const {
+        const uint8_t* data = static_cast<const uint8_t*>(sums);
+        for_sums<Columns>([&](auto sum, auto half, auto column) {
+            load_tile<sum>(data + half * kTile * stride + column * kTileBytes, stride);
+        });
+    }
+    template <int Columns = 2>
+    void store(void* sums, int64_t stride) const {
+        uint8_t* data = static_cast<uint8_t*>(sums);
+        for_sums<Columns>([&](auto sum, auto half, auto column) {
+            store_tile<sum>(data + half * kTile * stride + column * kTileBytes, stride);
         });
     }
 
-    // Stores the sums of 32 columns, in rows `stride` bytes apart.
-    void load(const void* sums, int64_t stride) const {
-        const uint8_t* data = static_cast<const uint8_t*>(sums);
-        load_tile<kSums>(data, stride);
-        load_tile<kSums + 1>(data + kTileBytes, stride);
-        if (!two_) return;
-        load_tile<kSums + 2>(data + kTile * stride, stride);
-        load_tile<kSums + 3>(data + kTile * stride + kTileBytes, stride);
-    }
-    void store(void* sums, int64_t stride) const {
-        uint8_t* data = static_cast<uint8_t*>(sums);
-        store_tile<kSums>(data, stride);
-        store_tile<kSums + 1>(data + kTileBytes, stride);
-        if (!two_) return;
-        store_tile<kSums + 2>(data + kTile * stride, stride);
-        store_tile<kSums + 3>(data + kTile * stride + kTileBytes, stride);
-    }
-
 private:
-    template <class Dot>
-    void add(const void* left, int64_t stride, const uint8_t* right, int64_t step, const Dot& dot) const {
-        load_tile<kRight>(right, step);
-        load_tile<kRight + 1>(right + kTileBytes, step);
-        load_tile<kLeft>(left, stride);
-        dot(std::integral_constant<int, 0>());
+    // body(register, half of the rows, column of tiles) for the sums in use.
+    template <int Columns, class Body>
+    void for_sums(const Body& body) const {
+        unrolled<Columns>([&](auto column) {
+            body(std::integral_constant<int, kSums + column>(), std::integral_constant<int, 0>(), column);
+        });
         if (!two_) return;
-        load_tile<kLeft + 1>(static_cast<const uint8_t*>(left) + kTile * stride, stride);
-        dot(std::integral_constant<int, 1>());
+        unrolled<Columns>([&](auto column) {
+            body(std::integral_constant<int, kSums + 2 + column>(), std::integral_constant<int, 1>(), column);
+        });
+    }
+    template <int Columns>
+    void load_factors(const void* left, int64_t stride, const uint8_t* right, int64_t step) const {
+        unrolled<Columns>([&](auto column) { load_tile<kRight + column>(right + column * kTileBytes, step); });
+        load_tile<kLeft>(left, stride);
+        if (two_) load_tile<kLeft + 1>(static_cast<const uint8_t*>(left) + kTile * stride, stride);
     }
 
     const bool two_;

@@ -1,4 +1,4 @@
-"""The instruction sets agree on bits, and tiles (AMX, here emulated) pass the tests of the linear map.
+"""The instruction sets agree on bits, and tiles (AMX, here emulated) pass the tests of linear maps and attention.
 
 `scripts/sanitize` runs all the kernels' tests on each.
 """
@@ -66,8 +66,8 @@ for name in sys.argv[1:]:
 print(json.dumps(digests))
 """
 FOLDER = Path(__file__).parent
-TILED = "float-torch.bfloat16 or _bfloat16"
-"""Tests of bfloat16 weights, which alone are multiplied by tiles."""
+TILED = {"test_linear.py": "float-torch.bfloat16 or _bfloat16", "test_native_attention.py": "not instruction_set"}
+"""Tests of what tiles alone multiply: of bfloat16 weights, and of attention."""
 NAMES = (*native.INSTRUCTION_SETS, *native.EMULATED_SETS)
 needs_native = pytest.mark.skipif(native.library() is None, reason="the native kernels are not built here")
 nested = pytest.mark.skipif("PENSTOCK_ISA" in os.environ, reason="one instruction set is being tested")
@@ -88,9 +88,10 @@ def test_products_of_integers_and_wide_floats_and_draws_are_the_same_bits_on_eve
 
 @needs_native
 @nested
-def test_products_by_emulated_tiles_pass_the_tests_of_the_linear_map() -> None:
+@pytest.mark.parametrize("file", TILED)
+def test_products_by_emulated_tiles_pass_the_tests(file: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", TILED, str(FOLDER / "test_linear.py")],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", TILED[file], str(FOLDER / file)],
         env={**os.environ, "PENSTOCK_ISA": "amx_emulated"},
         capture_output=True,
         text=True,
