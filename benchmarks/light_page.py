@@ -17,8 +17,8 @@ INSTALL_NOTE = """\
 - **Install**: `pip install -c constraints.txt .` in a fresh clone, most of it to compile for this processor
   ([native-kernels.md](native-kernels.md#build-at-install-time)); a [wheel](native-kernels.md#wheels) compiles nothing.
   The download is that of the packages that stay. CMake, Ninja and scikit-build-core are needed during the install only,
-  and CMake and Ninja are downloaded only where the system has none. Sizes are those of the newest install on any of the
-  machines: they differ by the native kernels alone, 1 to 3 MB."""
+  and CMake and Ninja are downloaded only where the system has none. Sizes may be those of an install on another of the
+  machines: they differ by the native kernels alone, which take 1 to 3 MB."""
 
 LIGHT_NOTES = """\
 - **SmolLM2**: Q4_1, 135 M parameters, with cached weights.
