@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.report import RESULTS
 from benchmarks.speed.scenarios import Scenario
 from benchmarks.tables import number, read, times
 
@@ -16,7 +17,8 @@ INSTALL_NOTE = """\
 - **Install**: `pip install -c constraints.txt .` in a fresh clone, most of it to compile for this processor
   ([native-kernels.md](native-kernels.md#build-at-install-time)); a [wheel](native-kernels.md#wheels) compiles nothing.
   The download is that of the packages that stay. CMake, Ninja and scikit-build-core are needed during the install only,
-  and CMake and Ninja are downloaded only where the system has none."""
+  and CMake and Ninja are downloaded only where the system has none. Sizes may be those of an install on another of the
+  machines: they differ by the native kernels alone, which take 1 to 3 MB."""
 
 LIGHT_NOTES = """\
 - **SmolLM2**: Q4_1, 135 M parameters, with cached weights.
@@ -44,8 +46,15 @@ def light_table(machine: str) -> Iterator[str]:
         yield f"| {' | '.join(row)} |"
 
 
+def install_rows(machine: str) -> dict[str, Any]:
+    """A machine's results of an install, with another's where a row is missing."""
+    others = (read(folder.name, "install") for folder in sorted(RESULTS.iterdir()) if folder.is_dir())
+    rows = {row: value for other in others for row, value in other.items()}
+    return rows | read(machine, "install")
+
+
 def light_notes(machine: str) -> Iterator[str]:
-    if read(machine, "install"):
+    if install_rows(machine):
         yield INSTALL_NOTE
     yield LIGHT_NOTES
 
@@ -62,7 +71,7 @@ def _started(machine: str) -> Iterator[Row]:
 
 
 def _installed(machine: str) -> Iterator[Row]:
-    rows = read(machine, "install")
+    rows = install_rows(machine)
     for row in rows:
         yield _entry(row, "speed.install", rows, row)
 

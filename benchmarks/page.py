@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.light_page import LIGHT, SETS, light_notes, light_table, sets_table
+from benchmarks.light_page import LIGHT, SETS, install_rows, light_notes, light_table, sets_table
 from benchmarks.report import RESULTS
 from benchmarks.speed import roofline
 from benchmarks.speed.scenarios import Scenario
@@ -258,9 +258,7 @@ def claims() -> list[str]:
 
 
 def installed_claims() -> list[str]:
-    install = {row: entry["value"] for row, entry in read(NEWEST, "install").items()}
-    if not install:  # not measured on this machine
-        return []
+    install = {row: entry["value"] for row, entry in install_rows(NEWEST).items()}
     return [
         f"takes {install['pip install of a clone, s']:.0f} seconds on two idle cores",
         f"downloads {install['download of a plain install, MB']:.0f} MB and takes "

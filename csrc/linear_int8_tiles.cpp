@@ -9,11 +9,12 @@ namespace {
 constexpr int kSteps = TiledBlocks::kSteps, kLineBytes = TiledBlocks::kLineBytes, kLinesBytes = kSteps * kLineBytes;
 constexpr int kGroups = TiledBlocks::kGroups;
 constexpr int kParts = kTiledRun * kGroups;  // of a run
+constexpr int kRows = 4;                     // first register of the rows' parts, after 2 of sums and 2 of weights
 
 struct Run {
-    // Sums of a run's products.
+    // Sums of the products of a run with one vector: few, as they stay in L1 beside what is multiplied.
     struct Products {
-        alignas(64) int32_t of[kParts][kVectors][kMostTiledRows][kLanes];
+        alignas(64) int32_t of[kParts][kMostTiledRows][kLanes];
     };
 
     QuantizedRows rows;
@@ -21,94 +22,106 @@ struct Run {
     int64_t token;
 
     const uint8_t* block(int v, int64_t at) const { return blocks.bytes + (v * blocks.count + at) * TiledBlocks::kBytes; }
-    const float* floats(int v, int64_t at, int part) const {
-        return reinterpret_cast<const float*>(block(v, at) + kLinesBytes) + part * kLanes;
+
+    // Load a part of the rows; parts are constants.
+    template <class Part>
+    inline __attribute__((always_inline)) void load(int64_t begin, Part) const {
+        const int64_t at = begin + Part() / kGroups;
+        if (at < blocks.count)
+            load_tile<kRows + Part()>(rows.block(token, blocks.first + at) + 32 * (Part() % kGroups), IntegerLayout::kColumns);
     }
 
-    // Multiply a part of the run from block `begin` on with vector V.
-    template <int V>
-    void multiply(Products& products, int64_t begin, int64_t part) const {
-        const int64_t at = begin + part / kGroups, group = part % kGroups;
+    // Multiply a part with a vector and store the sums.
+    template <class Part>
+    inline __attribute__((always_inline)) void multiply(Products& products, int v, int64_t begin, Part part) const {
+        constexpr int sum = Part() % 2, weights = 2 + Part() % 2;
+        const int64_t at = begin + Part() / kGroups;
         if (at >= blocks.count) return;
-        if (V == 0) load_tile<kLeft>(rows.block(token, blocks.first + at) + 32 * group, IntegerLayout::kColumns);
-        load_tile<kRight + V % 2>(block(V, at) + group * (kLinesBytes / 2), kLineBytes);
-        zero_tile<kSums + V>();
-        blocks.minimum ? dot_i8_u8<kSums + V, kLeft, kRight + V % 2>() : dot_i8_i8<kSums + V, kLeft, kRight + V % 2>();
-        store_tile<kSums + V>(products.of[part][V], 4 * kLanes);
-    }
-    // The turns, kParts * kVectors in all, multiply a whole run.
-    void multiply_turn(Products& products, int64_t begin, int turn) const {
-        switch (turn % kVectors) {
-            case 0: return multiply<0>(products, begin, turn / kVectors);
-            case 1: return multiply<1>(products, begin, turn / kVectors);
-            case 2: return multiply<2>(products, begin, turn / kVectors);
-            default: return multiply<3>(products, begin, turn / kVectors);
-        }
+        load_tile<weights>(block(v, at) + Part() % kGroups * (kLinesBytes / 2), kLineBytes);
+        zero_tile<sum>();
+        blocks.minimum ? dot_i8_u8<sum, kRows + Part(), weights>() : dot_i8_i8<sum, kRows + Part(), weights>();
+        store_tile<sum>(products.of[part], 4 * kLanes);
     }
 
-    // Scale a row's products with blocks `begin` to `end` and add them.
-    template <int Kind, bool Minimum>
-    inline __attribute__((always_inline)) void add(const Products& products, int64_t begin, int64_t end, int row,
-                                                   Sums& sums) const {
-        f32x16 total[kVectors];
-        for (int v = 0; v < kVectors; v++) total[v] = Kind == kFine ? load_f32(sums.lane[v]) : zero_f32();
-        for (int64_t at = begin; at < end; at++) {
-            unrolled<kGroups>([&](auto group) __attribute__((always_inline)) {
-                const int64_t place = (kGroups * (blocks.first + at) + group) * rows.count + token + row;
-                const f32x16 x_scale = set_f32(rows.scales[place]), x_sum = set_f32(rows.sums[place]);
-                unrolled<kVectors>([&](auto v) __attribute__((always_inline)) {
-                    f32x16 value = to_f32(load_i32(products.of[(at - begin) * kGroups + group][v][row]));
-                    const f32x16 scale = load_f32(floats(v, at, group));
-                    const auto minimum = [&] { return load_f32(floats(v, at, kGroups + group)); };
-                    if constexpr (Kind == kCoarseActivations) {
-                        total[v] = fma(value, scale, total[v]);
-                        if (Minimum) total[v] = fnma(minimum(), x_sum, total[v]);
-                        return;
-                    }
-                    if constexpr (Kind == kFine) value = mul(value, scale);
-                    if (Minimum) value = fnma(minimum(), x_sum, value);
-                    total[v] = fma(value, x_scale, total[v]);
-                });
-            });
-        }
-        for (int v = 0; v < kVectors; v++) {
-            if constexpr (Kind != kFine) {
-                const f32x16 scale = Kind == kCoarseWeights
-                                         ? load_f32(floats(v, end - 1, 0))
-                                         : set_f32(rows.scales[kGroups * (blocks.first + end - 1) * rows.count + token + row]);
-                total[v] = fma(total[v], scale, load_f32(sums.lane[v]));
+    // Scale a row's products with a run's first `Parts` parts and add them to its sums.
+    template <int Kind, bool Minimum, int Parts>
+    inline __attribute__((always_inline)) void add(const Products& products, int v, int64_t begin, int row,
+                                                   float* lanes) const {
+        const int64_t first = kGroups * (blocks.first + begin);
+        const float *x_scales = rows.scales + first * rows.count + token + row,
+                    *x_sums = rows.sums + first * rows.count + token + row;
+        const auto floats = [&](int part, bool of_offsets) {
+            const uint8_t* scales = block(v, begin + part / kGroups) + kLinesBytes;
+            return load_f32(reinterpret_cast<const float*>(scales) + (part % kGroups + of_offsets * kGroups) * kLanes);
+        };
+        f32x16 total = Kind == kFine ? load_f32(lanes) : zero_f32();
+        unrolled<Parts>([&](auto part) __attribute__((always_inline)) {
+            f32x16 value = to_f32(load_i32(products.of[part][row]));
+            const f32x16 x_sum = set_f32(x_sums[part * rows.count]);
+            if constexpr (Kind == kCoarseActivations) {
+                total = fma(value, floats(part, false), total);
+                if (Minimum) total = fnma(floats(part, true), x_sum, total);
+                return;
             }
-            store_f32(sums.lane[v], total[v]);
+            if constexpr (Kind == kFine) value = mul(value, floats(part, false));
+            if (Minimum) value = fnma(floats(part, true), x_sum, value);
+            total = fma(value, set_f32(x_scales[part * rows.count]), total);
+        });
+        if constexpr (Kind != kFine) {
+            constexpr int last = (Parts - 1) / kGroups * kGroups;  // coarse scales are those of the last block
+            const f32x16 scale = Kind == kCoarseWeights ? floats(last, false) : set_f32(x_scales[last * rows.count]);
+            total = fma(total, scale, load_f32(lanes));
         }
+        store_f32(lanes, total);
     }
 
-    // Vectors scale a run's products while tiles multiply the next one's.
-    template <int Kind, bool Minimum>
+    // Vectors scale the products with one vector of weights while tiles multiply the next one. Full: there are 16 rows,
+    // and whole runs.
+    template <int Kind, bool Minimum, bool Full>
     void add_all(int count, const TiledFetch& fetch, Sums* sums) const {
-        static_assert(kParts * kVectors == kMostTiledRows);
         const Run of = *this;  // a copy, which stores cannot alias
         Products products[2];
-        for (int i = 0; i < kMostTiledRows; i++) of.multiply_turn(products[0], 0, i);
-        for (int64_t at = 0, now = 0; at < of.blocks.count; at += kTiledRun, now ^= 1) {
-            const int64_t end = std_min(at + kTiledRun, of.blocks.count);
-            fetch.steps(fetch.prefetch, kSteps * (end - at));
-            for (int i = 0; i < kMostTiledRows; i++) {
-                if (end < of.blocks.count) of.multiply_turn(products[now ^ 1], end, i);
-                if (i < count) of.add<Kind, Minimum>(products[now], at, end, i, sums[i]);
+        unrolled<kParts>([&](auto part) __attribute__((always_inline)) {
+            of.load(0, part);
+            of.multiply(products[0], 0, 0, part);
+        });
+        for (int64_t at = 0; at < of.blocks.count; at += kTiledRun) {
+            const bool whole = Full || at + kTiledRun <= of.blocks.count;
+            fetch.steps(fetch.prefetch, kSteps * kTiledRun);
+            for (int v = 0; v < kVectors; v++) {
+                const int next = (v + 1) % kVectors;
+                const int64_t next_at = next ? at : at + kTiledRun;
+                unrolled<kParts>([&](auto part) __attribute__((always_inline)) {
+                    if (next == 0) of.load(next_at, part);
+                    of.multiply(products[next % 2], next, next_at, part);
+                    constexpr int each = kMostTiledRows / kParts;
+                    unrolled<each>([&](auto i) __attribute__((always_inline)) {
+                        const int row = each * part + i;
+                        if (!Full && row >= count) return;
+                        whole ? of.add<Kind, Minimum, kParts>(products[v % 2], v, at, row, sums[row].lane[v])
+                              : of.add<Kind, Minimum, kGroups>(products[v % 2], v, at, row, sums[row].lane[v]);
+                    });
+                });
             }
         }
+    }
+
+    template <int Kind, bool Minimum>
+    void add_rows(int count, const TiledFetch& fetch, Sums* sums) const {
+        const bool full = count == kMostTiledRows && blocks.count % kTiledRun == 0;
+        full ? add_all<Kind, Minimum, true>(count, fetch, sums) : add_all<Kind, Minimum, false>(count, fetch, sums);
     }
 
     template <int Kind>
     void add_kind(int count, const TiledFetch& fetch, Sums* sums) const {
-        blocks.minimum ? add_all<Kind, true>(count, fetch, sums) : add_all<Kind, false>(count, fetch, sums);
+        blocks.minimum ? add_rows<Kind, true>(count, fetch, sums) : add_rows<Kind, false>(count, fetch, sums);
     }
 };
 
 void configure_for(int rows) {
     const uint8_t of_x = static_cast<uint8_t>(rows);
-    const uint8_t sizes[8] = {of_x, of_x, of_x, of_x, of_x, of_x, kSteps / 2, kSteps / 2};
-    const uint8_t widths[8] = {64, 64, 64, 64, 32, 32, 64, 64};
+    const uint8_t sizes[8] = {of_x, of_x, kSteps / 2, kSteps / 2, of_x, of_x, of_x, of_x};
+    const uint8_t widths[8] = {64, 64, 64, 64, 32, 32, 32, 32};
     configure_once(2 * kTile + rows, sizes, widths);
 }
 

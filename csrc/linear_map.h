@@ -6,7 +6,13 @@
 namespace penstock {
 namespace PENSTOCK_ISA {
 
-constexpr int64_t kChunkBytes = 640 << 10;  // of activations that stay in a core's cache while panels stream past
+// Of activations that stay in a core's cache while panels stream past. Processors with AMX have 2 MiB, and unpacking a
+// panel for few tokens would take them longer than the products.
+#if defined(PENSTOCK_TILES)
+constexpr int64_t kChunkBytes = 1280 << 10;
+#else
+constexpr int64_t kChunkBytes = 640 << 10;
+#endif
 
 // The functions of a kind of weights. Each source with some is a unit of work for compilers, which need a minute and a
 // gigabyte for all of them.

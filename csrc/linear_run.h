@@ -68,10 +68,13 @@ struct Division {
         windows = (slices + together - 1) / together;
         window_slices_ = slices / windows, smaller_windows_ = windows - slices % windows;
         smallest_ = (end - begin) / groups, larger_ = (end - begin) % groups;
+        if (opens && Kind::kTiledRows) smallest_ = Kind::kTiledRows / weight.x_bytes, larger_ = 0, end_ = end;
     }
 
-    // First token of a group: the first groups have one more than the others.
-    int64_t group_begin(int64_t group) const { return begin + group * smallest_ + std_min(group, larger_); }
+    // First token of a group: the first groups have one more than the others. Groups for tiles are full but for the last.
+    int64_t group_begin(int64_t group) const {
+        return std_min(begin + group * smallest_ + std_min(group, larger_), end_);
+    }
 
     // First block of a window. The last windows may have one slice more than the others.
     int64_t window_begin(int64_t window) const {
@@ -88,7 +91,7 @@ struct Division {
         return rows <= std_max(most, Kind::kRowsAlone) ? 1 : (rows + together - 1) / together;
     }
 
-    int64_t smallest_ = 0, larger_ = 0, window_slices_ = 0, smaller_windows_ = 0;
+    int64_t smallest_ = 0, larger_ = 0, end_ = INT64_MAX, window_slices_ = 0, smaller_windows_ = 0;
 };
 
 // Prefetch where the results of tokens `begin` to `end` over a panel go: a store to memory that is not cached would

@@ -42,15 +42,20 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in HIDDEN}
 
 
+def virtual_environment(folder: Path) -> tuple[str, Path]:
+    """A new one's interpreter and packages: pip with its bytecode, which an install would otherwise add."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, env=environment())
+    (packages,) = folder.glob("lib/python*/site-packages")
+    return str(folder / "bin" / "python"), packages
+
+
 class Pip:
     """The pip of a new virtual environment, in a clone of this checkout."""
 
     def __init__(self, folder: Path) -> None:
         self.clone = folder / "clone"
         subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{ROOT}", str(self.clone)], check=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder / "environment")], check=True)
-        self.python = str(folder / "environment" / "bin" / "python")
-        (self.packages,) = (folder / "environment").glob("lib/python*/site-packages")
+        self.python, self.packages = virtual_environment(folder / "environment")
         self._folder = folder
 
     def run(self, *arguments: str) -> str:

@@ -204,8 +204,8 @@ def test_what_is_deleted_by_commands_is_in_no_file(monkeypatch, tmp_path):
         ):
             file.change(change)
     forget(["org/repo"])
-    assert forget_name("chat")
-    assert not forget_name("chat")
+    assert forget_name("chat") == []
+    assert forget_name("chat") is None
     assert [file_of_address(port).read() for port in (1, 2)] == [Added(("mario",), {}, {"sql": ours})] * 2
     forget(["mario"])
     assert damaged.read_text() == "{"

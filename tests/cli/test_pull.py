@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.checkpoint import created
 from penstock.checkpoint.added import Added, AddedAdapter, file_of_address
 from penstock.checkpoint.aliases import add_alias, aliases_file, read_aliases
 from penstock.checkpoint.checkpoint import resolve_path
@@ -175,3 +176,52 @@ def test_what_clients_added_to_servers_is_listed_and_removed(
     for left in (("org/repo",), ()):
         assert main(["rm", "org/repo", "--revision", cached[0].commit]) == 0
         assert file.read().models == left
+
+
+def test_a_created_model_goes_with_its_last_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    weights = tmp_path / "model.gguf"
+    weights.write_bytes(b"weights")
+    folder = created.name_created(created.write_created({"model.gguf": weights}, created.Recipe()), "mario")
+    first, second = file_of_address(11434), file_of_address(11435)
+    assert first is not None
+    assert second is not None
+    first.change(lambda _: Added(("mario",)).with_name("luigi", "mario").with_name("chat", "mario"))
+    second.change(lambda _: Added(("mario",)))
+    assert main(["rm", "mario:latest"]) == 0
+    kept = "mario: deleted the name; its files stay for its other names: luigi in the server of port-11434, chat in"
+    assert kept in capsys.readouterr().out
+    assert first.read() == Added(("mario",), {"luigi": "mario", "chat": "mario"}, deleted=("mario",))
+    assert second.read() == Added()
+    assert main(["rm", "mario"]) == 2
+    assert "which are to be deleted first: luigi in the server of port-11434" in capsys.readouterr().err
+    assert main(["rm", "luigi"]) == 0
+    assert folder.is_dir()
+    assert main(["rm", "chat"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("mario: deleted")
+    assert first.read() == Added()
+    assert not folder.exists()
+
+
+def test_the_name_of_a_created_model_that_is_served_by_its_own_is_deleted_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By its own in the options or in the list of another server."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    folder = created.name_created(created.write_created({}, created.Recipe()), "mario")
+    by_options, others = file_of_address(11434), file_of_address(11435)
+    assert by_options is not None
+    assert others is not None
+    by_options.change(lambda _: Added().with_name("chat", "mario"))
+    assert main(["rm", "mario"]) == 2
+    assert main(["rm", "chat"]) == 0
+    assert folder.is_dir()
+    by_options.change(lambda _: Added(("mario",), {"chat": "mario"}, deleted=("mario",)))
+    others.change(lambda _: Added(("mario",)))
+    assert main(["rm", "chat"]) == 0
+    assert by_options.read() == Added()
+    assert folder.is_dir()
+    assert main(["rm", "mario"]) == 0
+    assert not folder.exists()

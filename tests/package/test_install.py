@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.speed.install import virtual_environment
 from penstock import native
 from tests.support import library
 from tests.support.needs import needs_torch
@@ -105,3 +106,10 @@ def test_a_wheel_built_without_a_compiler_says_once_what_is_missing_and_answers(
     run = run_demo(wheel, tmp_path)
     assert "95" in run.stdout
     assert run.stderr.count("were not built") == 1, run.stderr
+
+
+def test_the_benchmark_of_installs_counts_no_bytecode_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where this process keeps bytecode elsewhere, an environment was made without that of pip, and pip wrote it."""
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "bytecode"))
+    _, packages = virtual_environment(tmp_path / "environment")
+    assert list(packages.glob("pip/__pycache__/*.pyc"))

@@ -201,9 +201,24 @@ def forget(names: Iterable[str]) -> None:
             file.change(partial(Added.without_model, name=name))
 
 
-def forget_name(name: str) -> bool:
+def other_names(model: str) -> dict[str, str]:
+    """Other names of the model of an own name, in the files of all addresses, and each file's address."""
+    return {name: file.path.stem for file, added in _readable_files() for name in added.names_of(model)}
+
+
+def forget_own_name(model: str) -> bool:
+    """Remove the own name of a model from the files of all addresses; where it has others, it stays. Returns whether
+    there was one.
+    """
+    found = [file for file, added in _readable_files() if model in {*added.models} - {*added.deleted}]
+    for file in found:
+        file.change(partial(Added.without_own_name, name=model))
+    return bool(found)
+
+
+def forget_name(name: str) -> list[str] | None:
     """Remove a name or adapter that was added from the files of all addresses, with the uploaded files of the adapter.
-    Returns whether there was one.
+    Returns the own names of models whose last name this was; None if there was no such name or adapter.
     """
     found = [(file, added) for file, added in _readable_files() if name in {**added.names, **added.adapters}]
     for file, added in found:
@@ -211,7 +226,9 @@ def forget_name(name: str) -> bool:
         adapter = added.adapters.get(name)
         if adapter is not None and adapter.path not in (one.path for one in file.read().adapters.values()):
             remove_adapter(Path(adapter.path))
-    return bool(found)
+    left = {model for _, added in _readable_files() for model in (*added.models, *added.names.values())}
+    named = {added.names[name] for _, added in found if added.names.get(name) in added.deleted}
+    return sorted(named - left) if found else None
 
 
 def _readable_files() -> list[tuple[AddedFile, Added]]:

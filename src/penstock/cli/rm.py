@@ -2,9 +2,9 @@
 
 import argparse
 
-from penstock.checkpoint.added import forget, forget_name
+from penstock.checkpoint.added import forget, forget_name, forget_own_name, other_names
 from penstock.checkpoint.aliases import remove_alias
-from penstock.checkpoint.created import LATEST, remove_created
+from penstock.checkpoint.created import LATEST, find_created, remove_created
 from penstock.checkpoint.hub_cache import cached_models, find_cached, remove_cached
 from penstock.cli.parser import Parser
 from penstock.config.byte_counts import in_words
@@ -16,9 +16,9 @@ def add_parser(commands: "argparse._SubParsersAction[Parser]") -> None:
         "rm",
         help="delete a model or a short name",
         description="Delete a model from the hub's cache on this machine, a model that a client of Ollama's created, "
-        "a short name, or a name or adapter that a client of Ollama's gave to a model, which stays. A server that runs "
-        "has it until it ends. Models elsewhere are never deleted, nor packed weights, which penstock "
-        "cache --clear deletes.",
+        "a short name, or a name or adapter that a client of Ollama's gave to a model, which stays. The files of a "
+        "created model stay until its last name on a server is deleted. A server that runs has a name until it ends. "
+        "Models elsewhere are never deleted, nor packed weights, which penstock cache --clear deletes.",
     )
     parser.add_argument("model", metavar="MODEL", help="as penstock list prints it")
     parser.add_argument("--revision", help="branch, tag or commit; default: the main branch")
@@ -30,12 +30,13 @@ def run(args: argparse.Namespace) -> int:
         forget([args.model])
         print(f"{args.model}: deleted the short name")
         return 0
-    if (freed := remove_created(args.model)) is not None:
-        forget([args.model.removesuffix(LATEST)])
-        print(f"{args.model}: deleted {in_words(freed)}")
+    if find_created(args.model) is not None:
+        _remove_created(args.model)
         return 0
-    if forget_name(args.model):
+    if (last_named := forget_name(args.model)) is not None:
         print(f"{args.model}: deleted the name, which a running server has until it ends")
+        for model in filter(find_created, last_named):
+            _remove_created(model)
         return 0
     cached = find_cached(args.model, args.revision)
     if cached is None:
@@ -45,3 +46,21 @@ def run(args: argparse.Namespace) -> int:
         forget([args.model, cached.name])
     print(f"{cached.name}: deleted {in_words(cached.num_bytes)}")
     return 0
+
+
+def _remove_created(given: str) -> None:
+    """Delete a created model or, if it has other names, its own name alone, as Ollama's API does.
+
+    Raises:
+        CheckpointError: it has other names alone, or cannot be deleted.
+    """
+    name = given.removesuffix(LATEST)
+    others = ", ".join(f"{other} in the server of {server}" for other, server in other_names(name).items())
+    if not others:
+        freed = remove_created(given)
+        forget([name])
+        print(f"{name}: deleted {in_words(freed or 0)}")
+    elif forget_own_name(name):
+        print(f"{name}: deleted the name; its files stay for its other names: {others}")
+    else:
+        raise CheckpointError(f"the files of {name} stay for its other names, which are to be deleted first: {others}")

@@ -84,7 +84,7 @@ class PackedFile:
         if len(self._bytes) != header["bytes"]:
             raise DamagedError(f"has {len(self._bytes)} bytes, not {header['bytes']}")
         self._sums = str(header["sums"])
-        self._entries = {
+        self.entries: Mapping[str, Entry] = {
             name: Entry(form, tuple(self._bytes[first : first + count] for first, count in parts))
             for name, (form, parts) in header["entries"].items()
         }
@@ -93,7 +93,7 @@ class PackedFile:
 
     def get(self, name: str) -> Entry | None:
         """The entry of a weight, if there is one."""
-        return self._entries.get(name)
+        return self.entries.get(name)
 
     def begin_check(self) -> None:
         """Verify the sums of all pages in a thread, which reads the whole file."""

@@ -5,9 +5,9 @@
     KEY.tmp      being written
     KEY.damaged  a damaged file
 
-A key names content, recipe, dtype and code (`models/loading/packed_key.py`), so a file never changes. A damaged file
-(header, size or any page sum) is renamed to KEY.damaged and rebuilt. When the folder would exceed its limit, the least
-recently used files are deleted.
+A key names content, recipe, dtype and code (`models/loading/packed_key.py`), so weights never change; a file with more
+of them may take a file's place (`models/loading/packed_loading.py`). A damaged file (header, size or any page sum) is
+renamed to KEY.damaged and rebuilt. When the folder would exceed its limit, the least recently used files are deleted.
 """
 
 import contextlib

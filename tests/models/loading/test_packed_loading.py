@@ -1,9 +1,11 @@
 """Models of packed weights that an earlier load kept: the same answers, even where the file was damaged."""
 
+import gc
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,14 @@ from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.kernels.tables import make_ops
 from penstock.models.loading import packed_key
 from penstock.models.registry import load_model
+from penstock.system import weight_cache
+from penstock.system.packed_file import PackedFile
+from penstock.system.start import Start
+from penstock.system.weight_cache import WeightCache
 from tests.support.checkpoints import write_tiny_llama
 from tests.support.gguf_files import write_gguf
 from tests.support.needs import needs_native
+from tests.support.omni import make as make_omni
 from tests.support.stepping import settings_for
 from tests.support.vision import Looker, make
 
@@ -36,8 +43,14 @@ def tokens(model: Path, cache: Path | str, **options: object) -> list[list[int]]
         return [list(output.outputs[0].token_ids) for output in llm.generate(["ab", "a longer text"], params)]
 
 
-def parameters_read(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> int:
-    """How many tensors a load reads of the checkpoint."""
+def parameters_read(
+    folder: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    encoders: tuple[str, ...] = ("image", "sound"),
+    **options: object,
+) -> int:
+    """How many tensors a load with these encoders reads of the checkpoint."""
     from penstock.models.loading import loader
 
     read = []
@@ -50,6 +63,9 @@ def parameters_read(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, 
 
         patch.setattr(loader, "_load_piece", noting)
         checkpoint, settings = settings_for(folder, packed_cache=str(cache), **options)
+        if settings.images is not None:
+            towers = {kind: tower for kind, tower in settings.towers.items() if kind in encoders}
+            settings = replace(settings, images=replace(settings.images, towers=towers))
         load_model(checkpoint, settings, make_ops(CPU))
     return len(set(read))
 
@@ -95,6 +111,62 @@ def test_later_starts_read_nothing_of_a_vision_tower(
     assert torch.equal(*found)
 
 
+def test_a_file_made_without_encoders_gains_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, cache = make("InternVL", tmp_path / "model"), tmp_path / "cache"
+    assert parameters_read(made.folder, cache, monkeypatch, ()) > 0
+    assert parameters_read(made.folder, cache, monkeypatch) > 0
+    for encoders in (("image",), (), ("image",)):
+        assert parameters_read(made.folder, cache, monkeypatch, encoders) == 0
+    assert [file.suffix for file in sorted(cache.iterdir())] == [".lock", ".packed"]
+    found = []
+    for options in ({"packed_cache": "off"}, {"packed_cache": str(cache)}):
+        looker = Looker(made, make_ops(CPU), **options)
+        looker.encode(made.images[0])
+        found.append(looker.features(made.images[0])[0])
+    assert torch.equal(*found)
+
+
+def test_each_kind_of_encoder_is_added_to_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, cache = make_omni("Qwen2.5-Omni", tmp_path / "model").folder, tmp_path / "cache"
+    assert parameters_read(model, cache, monkeypatch, ("sound",)) > 2
+    assert parameters_read(model, cache, monkeypatch, ("image",)) > 2
+    always = 2  # the convolutions of sounds, which are no linear maps
+    for encoders in (("image", "sound"), ("sound",), ("image",)):
+        assert parameters_read(model, cache, monkeypatch, encoders) == (always if "sound" in encoders else 0)
+
+
+def test_a_file_is_not_completed_while_another_process_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, cache = make("InternVL", tmp_path / "model"), tmp_path / "cache"
+    parameters_read(made.folder, cache, monkeypatch, ())
+    (file,) = cache.glob("*.packed")
+    before = file.read_bytes()
+    with WeightCache(cache).locked(file.stem), monkeypatch.context() as patch:
+        patch.setattr(weight_cache, "_LOCK_SECONDS", 0.1)
+        assert parameters_read(made.folder, cache, monkeypatch) > 0
+    assert file.read_bytes() == before
+
+
+def test_encoders_that_another_process_has_added_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of engines that start at once, each of which has found a file without them."""
+    made, cache = make("InternVL", tmp_path / "model"), tmp_path / "cache"
+    parameters_read(made.folder, cache, monkeypatch, ())
+    (file,) = cache.glob("*.packed")
+    lacking = PackedFile(file, file.stem)
+    parameters_read(made.folder, cache, monkeypatch)
+    written = file.stat().st_ino
+    checkpoint, settings = settings_for(made.folder, packed_cache=str(cache))
+    model = load_model(checkpoint, settings, make_ops(CPU), start=Start(found=lacking))
+    assert file.stat().st_ino == written
+    del lacking
+    gc.collect()
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(cache) in line]
+    assert mapped
+    assert not [line for line in mapped if line.endswith("(deleted)")], "the file without encoders is in memory, too"
+    del model
+
+
 def test_files_of_gguf_are_kept_too(tmp_path: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, cache = tmp_path / "m.gguf", tmp_path / "cache"
     write_gguf(file, tiny_llama, "Q8_0")
@@ -130,8 +202,6 @@ def test_a_damaged_file_is_made_anew(tiny_llama: Path, tmp_path: Path, monkeypat
 def test_a_weight_that_the_file_lacks_is_read_from_the_checkpoint(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.system.packed_file import PackedFile
-
     cache = tmp_path / "cache"
     plain = tokens(tiny_llama, cache)
     whole = PackedFile.get

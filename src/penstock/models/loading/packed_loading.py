@@ -1,4 +1,8 @@
-"""Loads a model through the cache of packed weights: maps them on a hit, packs and stores them on a miss."""
+"""Loads a model through the cache of packed weights: maps them on a hit, packs and stores them on a miss.
+
+Loads of a model with and without encoders share a file: one that packs more than the file has replaces it by a file
+that has both.
+"""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -39,19 +43,24 @@ def load_through_cache(
     key = None if cache is None else packed_key(checkpoint, settings, ranks)
     if cache is None or key is None:
         return make(_no_lookup)[0]
+    description = about(checkpoint, settings, ranks)
     found = cache.find(key, start.found)
-    if found is not None:
-        return make(_lookup_in(found))[0]
-    # Several engines may start at once; one packs, and the others map what it wrote.
-    with cache.locked(key) as is_mine:
-        found = cache.find(key, start.found)  # the process that held the lock may have written it
-        if found is not None:
-            return make(_lookup_in(found))[0]
-        writer = cache.begin(key, settings.memory.weights, about(checkpoint, settings, ranks)) if is_mine else None
-        if writer is None:
-            return make(_no_lookup)[0]
-        with closing(writer):
-            return _pack_and_cache(cache, writer, ops.allocator, make)
+    if found is None:
+        # Several engines may start at once; one packs, and the others map what it wrote.
+        with cache.locked(key) as is_mine:
+            found = cache.find(key, start.found)  # the process that held the lock may have written it
+            if found is None:
+                writer = cache.begin(key, settings.memory.weights, description) if is_mine else None
+                if writer is None:
+                    return make(_no_lookup)[0]
+                with closing(writer):
+                    return _pack_and_cache(cache, writer, ops.allocator, make)
+    lookup = _MappedWeights(found)
+    model, factory = make(lookup)
+    weights = _packable(factory)
+    if not weights.keys() <= found.entries.keys() and _complete(cache, found, weights, description):
+        lookup.release()
+    return model
 
 
 def _pack_and_cache(cache: WeightCache, writer: PackedFileWriter, allocator: Allocator, make: Make[ModelT]) -> ModelT:
@@ -63,8 +72,36 @@ def _pack_and_cache(cache: WeightCache, writer: PackedFileWriter, allocator: All
     found = cache.open(writer.key) if is_finished else None
     if found is not None:
         _log_usage(cache, found.path)
-        _adopt(weights, _lookup_in(found))
+        _adopt(weights, _MappedWeights(found))
     return model
+
+
+def _complete(cache: WeightCache, found: PackedFile, weights: Mapping[str, Packable], description: str) -> bool:
+    """Replace a file by one that also has the weights that it lacks, and map them all from that; False if that fails.
+
+    Other processes that map the old file keep it until they end.
+    """
+    with cache.locked(found.key) as is_mine:
+        newest = cache.find(found.key) or found  # another process may have completed it meanwhile
+        lacking = weights.keys() - newest.entries.keys()
+        if lacking:
+            if not is_mine:
+                return False
+            added = {name: weights[name].packed() for name in weights if name in lacking}
+            entries = {**newest.entries, **{name: Entry(each.form, each.parts) for name, each in added.items()}}
+            size = sum(part.nbytes for entry in entries.values() for part in entry.parts)
+            writer = cache.begin(found.key, size, description)
+            if writer is None:
+                return False
+            with closing(writer):
+                is_finished = writer.finish(entries)
+            written = cache.open(found.key) if is_finished else None
+            if written is None:
+                return False
+            newest = written
+            _log_usage(cache, newest.path)
+    _adopt(weights, _MappedWeights(newest))
+    return True
 
 
 def _log_usage(cache: WeightCache, path: Path) -> None:
@@ -81,11 +118,14 @@ def _log_usage(cache: WeightCache, path: Path) -> None:
 
 def _finish(writer: PackedFileWriter, factory: WeightFactory) -> tuple[dict[str, Packable], bool]:
     """Complete the file with the factory's weights; returns them, and whether that succeeded."""
-    weights: dict[str, Packable] = {
-        name: weight for name, weight in factory.made.items() if isinstance(weight, Packable)
-    }
+    weights = _packable(factory)
     packed = {name: weight.packed() for name, weight in weights.items()}
     return weights, writer.finish({name: Entry(each.form, each.parts) for name, each in packed.items()})
+
+
+def _packable(factory: WeightFactory) -> dict[str, Packable]:
+    """The weights of a model whose packed form can be cached, by name."""
+    return {name: weight for name, weight in factory.made.items() if isinstance(weight, Packable)}
 
 
 def _adopt(weights: Mapping[str, Packable], lookup: PackedLookup) -> None:
@@ -101,9 +141,17 @@ def _no_lookup(name: str) -> Packed | None:
     return None
 
 
-def _lookup_in(file: PackedFile) -> PackedLookup:
-    def lookup(name: str) -> Packed | None:
-        entry = file.get(name)
+class _MappedWeights:
+    """The lookup in a file, which it maps until `release`: a model's layers keep the factory that has the lookup."""
+
+    def __init__(self, file: PackedFile) -> None:
+        self._file: PackedFile | None = file
+
+    def __call__(self, name: str) -> Packed | None:
+        assert self._file is not None
+        entry = self._file.get(name)
         return None if entry is None else Packed(entry.form, entry.parts)
 
-    return lookup
+    def release(self) -> None:
+        """Let go of the file."""
+        self._file = None
