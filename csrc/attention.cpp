@@ -1,18 +1,19 @@
 // Attention of a ragged batch over the paged cache, for decodes and prompt chunks: causal, bidirectional over texts, or
 // causal but for tokens that also see later ones, as those of an image do.
 //
-// The queries that share a key head, tokens x heads, are its rows. Up to kMaxRows rows form a tile. A tile processes
+// The queries that share a key head, tokens x heads, are its rows. Up to kRows rows form a tile. A tile processes
 // its keys in superblocks of 512, at fixed absolute positions: scores, their maximum, powers of 2, weighted values. The
 // partial results of superblocks are combined from first to last, as in online softmax (Milakov and Gimelshein, 2018,
 // arXiv:1805.02867). So a row's result depends only on its query and its keys; a masked key has weight 0, and adding
 // zeros changes nothing. Nor does it depend on which thread computes a superblock: threads take whole tiles; if there
 // are few, the superblocks of all tiles are divided by work, and the parts of a divided tile are combined in memory.
 //
-// Over a cache whose elements are exact in bfloat16 (bfloat16 or int8), the attention weights are rounded to bfloat16, so
-// that products with values are products of bfloat16 pairs, exact and summed in float32; other instruction sets compute
-// the same on widened elements. Queries for bfloat16 keys are rounded alike. Queries for int8 keys are transformed as
-// these are (`hadamard.h`) and rounded to 8 bits with a scale per head: scores are then exact sums of integers. Weighted
-// sums of int8 values are transformed back.
+// Over a cache whose elements are exact in bfloat16 (bfloat16 or int8), the attention weights are rounded to bfloat16,
+// so that products with values are products of bfloat16 pairs, exact and summed in float32; other instruction sets
+// compute the same on widened elements, and AMX in tiles (`attention_tiles.h`), in an order of its own. Queries for
+// bfloat16 keys are rounded alike. Queries for int8 keys are transformed as these are (`hadamard.h`) and rounded to 8
+// bits with a scale per head: scores are then exact sums of integers. Weighted sums of int8 values are transformed
+// back.
 //
 // Adjacent decodes whose first blocks are the same, as after a common prompt, form tiles together: the shared keys are
 // read and widened once for all of them.
@@ -399,6 +400,16 @@ class Attention {
             return {blocks.values(of_.table(piece.seq)[block], piece.head), count * of_.head_dim_ * Kind::kSize};
         }
 
+        // A piece's values of the tokens in a group from `key` on, as far as they are in one block.
+        Next group_values(const Piece& piece, int64_t key) const {
+            const Blocks<Kind>& blocks = of_.blocks_;
+            const int64_t offset = key % blocks.block_size;
+            const int64_t count = std_min(std_min(kValueTokens, blocks.block_size - offset), piece.end - key);
+            const int64_t bytes = of_.head_dim_ * Kind::kSize;
+            return {blocks.values(of_.table(piece.seq)[key / blocks.block_size], piece.head) + offset * bytes,
+                    count * bytes};
+        }
+
         // Scores of a piece, and for int8 the scales of its keys and values.
         void score(const Tile& tile, const Piece& piece, int64_t origin) {
             const Blocks<Kind>& blocks = of_.blocks_;
@@ -438,7 +449,7 @@ class Attention {
         // Add the weighted values of a piece; they are its rows' first ones if it begins at `first`.
         void add_values(const Piece& piece, int64_t origin, int64_t first, const Next& after, const Part& part) {
             if constexpr (Values::kTiled) {
-                add_values_by_tiles(piece, origin, first, part);
+                add_values_by_tiles(piece, origin, first, after, part);
             } else {
                 add_values_by_vectors(piece, origin, first, after, part);
             }
@@ -475,7 +486,8 @@ class Attention {
                                 4 * kScoreStride);
         }
 
-        void add_values_by_tiles(const Piece& piece, int64_t origin, int64_t first, const Part& part) {
+        void add_values_by_tiles(const Piece& piece, int64_t origin, int64_t first, const Next& after,
+                                 const Part& part) {
             using Groups = TiledValues<Kind>;
             const Tiles tiles(piece.rows);
             const Groups groups(of_.blocks_, of_.table(piece.seq), piece.head, latents_, groups_);
@@ -486,7 +498,10 @@ class Attention {
                 int count = 0;
                 for (int64_t from = key, to; from < last; from = to) {
                     to = std_min(from / kValueTokens * kValueTokens + kValueTokens, last);
-                    together[count] = groups.group(from, to, count);
+                    const int64_t ahead = start + (Groups::kTogether + count) * kValueTokens;
+                    const Next next = ahead < piece.end ? group_values(piece, ahead)
+                                                        : Next{after.data, last == piece.end && count == 0 ? after.bytes : 0};
+                    together[count] = groups.group(from, to, count, next.data, next.bytes);
                     count++;
                 }
                 multiply_values(tiles, weights(piece.row) + start - origin, 4 * kScoreStride, together, count,

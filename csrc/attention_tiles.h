@@ -87,7 +87,8 @@ class TiledValues {
 
     struct Group {
         const uint8_t* lines;
-        int64_t step;  // bytes from line to line
+        int64_t step;       // bytes from line to line
+        Prefetch prefetch;  // of later values
     };
 
     TiledValues(const Blocks<Kind>& blocks, const int32_t* table, int64_t head, uint8_t* latents, uint8_t* memory)
@@ -95,19 +96,20 @@ class TiledValues {
           memory_(memory) {}
 
     // The tokens of a group from `begin` on, up to `end`; other tokens of the group are zeros. `index` is the group's
-    // among those used together.
-    Group group(int64_t begin, int64_t end, int index) const {
+    // among those used together. While it is multiplied, `bytes` from `next` on are prefetched.
+    Group group(int64_t begin, int64_t end, int index, const uint8_t* next, int64_t bytes) const {
+        const Prefetch prefetch(next, bytes, (blocks_.head_dim + 2 * kTile - 1) / (2 * kTile), true);
         const int64_t size = blocks_.block_size, first = begin / kTokens * kTokens;
         const bool whole = end - begin == kTokens;
         if (whole && Kind::kValueGroup == 2 && !blocks_.latent() && begin / size == (end - 1) / size)
-            return {values(begin), blocks_.head_dim * 4};
+            return {values(begin), blocks_.head_dim * 4, prefetch};
         uint8_t* to = memory_ + index * kTile * line_;
         if (!whole) std::memset(to, 0, static_cast<size_t>(kTile * line_));
         for (int64_t token = begin, count; token < end; token += count) {
             count = std_min(size - token % size, end - token);
             lay_out(token, count, to + (token - first) / 2 * line_);
         }
-        return {to, line_};
+        return {to, line_, prefetch};
     }
 
   private:
@@ -146,7 +148,7 @@ class TiledValues {
 
 // c = a b, or c += a b: `a` [tokens] of bfloat16 for each row, zeros for tokens that the groups lack. Strides are in bytes.
 template <class Group>
-void multiply_values(const Tiles& tiles, const uint16_t* a, int64_t a_stride, const Group* groups, int count,
+void multiply_values(const Tiles& tiles, const uint16_t* a, int64_t a_stride, Group* groups, int count,
                      int64_t columns, bool fresh, float* c, int64_t c_stride) {
     for_columns(columns, [&](int64_t first, auto num_tiles) {
         if (fresh) {
@@ -154,8 +156,10 @@ void multiply_values(const Tiles& tiles, const uint16_t* a, int64_t a_stride, co
         } else {
             tiles.load<num_tiles>(c + first, c_stride);
         }
-        for (int i = 0; i < count; i++)
+        for (int i = 0; i < count; i++) {
+            groups[i].prefetch.steps(1);
             tiles.add_bf16<num_tiles>(a + i * 2 * kTile, a_stride, groups[i].lines + 4 * first, groups[i].step);
+        }
         tiles.store<num_tiles>(c + first, c_stride);
     });
 }
