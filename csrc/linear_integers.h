@@ -327,6 +327,11 @@ struct Integers : InBlocks {
     // instructions for the hardware to run ahead to the next one.
     static constexpr bool kTouches = kRunsAhead && !Halves;
 
+    // A block's scales and offsets, as `read` returns them.
+    struct alignas(64) Scales {
+        float scales[kGroups * kPanel], offsets[kGroups * kPanel];
+    };
+
     const uint8_t* data_of(const Slice& slice, int64_t block) const {
         return slice.data + layout.offset_of(slice.first + block) - layout.offset_of(slice.first);
     }
@@ -368,48 +373,48 @@ struct Integers : InBlocks {
     // Add the products of R rows with packed blocks.
     template <int R>
     void add_packed(const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
-        constexpr int wide = R > kMaxRows && kWide > 2 ? kWide / 4 : kWide / 2;
         const bool taken = takes_fractions();
-        alignas(64) float scales[kSlice][2][kGroups * kPanel];
+        Scales scales[kSlice];
         for (int64_t first = 0; first < slice.count; first += kSlice) {
-            const int64_t count = std_min(slice.count - first, kSlice);
-            for (int64_t b = 0; b < count; b++)
-                read(data_of(slice, first + b), slice.first + first + b, taken, scales[b][0], scales[b][1]);
-            for (int vector = 0; vector < kVectors; vector += wide) {
-                for (int64_t b = 0, run; b < count; b += run) {  // blocks of one span, evenly spaced
-                    run = std_min(count - b, layout.left_of_span(slice.first + first + b));
-                    const Blocks blocks{data_of(slice, first + b) + layout.header + 64 * vector,
-                                        scales[b][0] + vector * kLanes, scales[b][1] + vector * kLanes,
-                                        slice.first + first + b, run, layout.block, 2 * kGroups * kPanel,
-                                        taken ? kCentre : layout.offset, layout.coarse};
-                    add_packed<R, wide>(blocks, taken, token, prefetch, sums, vector);
+            const Slice part{data_of(slice, first), slice.first + first, std_min(slice.count - first, kSlice)};
+            for (int64_t b = 0; b < part.count; b++)
+                read(data_of(part, b), part.first + b, taken, scales[b].scales, scales[b].offsets);
+            if constexpr (kDotsBytes && (Bits == 4 || Bits == 5)) {
+                if (taken) {
+                    add_packed<R, true>(part, scales, token, prefetch, sums);
+                    continue;
                 }
             }
+            add_packed<R, false>(part, scales, token, prefetch, sums);
         }
     }
 
-    // The same for Wide vectors of evenly spaced blocks; `taken`: their zero points are subtracted here.
-    template <int R, int Wide>
-    inline __attribute__((always_inline)) void add_packed(const Blocks& blocks, bool taken, int64_t token,
-                                                          Fetch& prefetch, Sums* sums, int vector) const {
-        const auto lacking = [](const uint8_t*, int) { return zero_i32(); };
-        if constexpr (kDotsBytes && (Bits == 4 || Bits == 5)) {
-            if (taken)
-                return rows.add_blocks<Bits, Halves, R, Wide, kVectors>(
+    // The same for at most kSlice blocks. Taken: zero points are subtracted here. Not inlined: registers are then allocated
+    // for one way to read values at a time.
+    template <int R, bool Taken>
+    __attribute__((noinline)) void add_packed(const Slice& slice, const Scales* scales, int64_t token, Fetch& prefetch, Sums* sums) const {
+        constexpr int wide = R > kMaxRows && kWide > 2 ? kWide / 4 : kWide / 2;
+        for (int vector = 0; vector < kVectors; vector += wide) {
+            for (int64_t b = 0, run; b < slice.count; b += run) {  // blocks of one span, evenly spaced
+                run = std_min(slice.count - b, layout.left_of_span(slice.first + b));
+                const Blocks blocks{data_of(slice, b) + layout.header + 64 * vector,
+                                    scales[b].scales + vector * kLanes, scales[b].offsets + vector * kLanes,
+                                    slice.first + b, run, layout.block, 2 * kGroups * kPanel,
+                                    Taken ? kCentre : layout.offset, layout.coarse};
+                rows.add_blocks<Bits, Halves, R, wide, kVectors>(
                     blocks,
                     [](const uint8_t* lines, const float* offsets, int group, auto step, auto v)
                         __attribute__((always_inline)) {
-                            return Values<Bits>::template fractions<step>(lines + 64 * v, group,
-                                                                          load_i32(offsets + v * kLanes));
+                            lines += 64 * v;
+                            if constexpr (Taken) {
+                                return Values<Bits>::template fractions<step>(lines, group, load_i32(offsets + v * kLanes));
+                            } else {
+                                return packed_bytes(Values<Bits>::template step<step>(lines, group, set_i32(4 * group)));
+                            }
                         },
-                    lacking, token, prefetch, sums, vector);
+                    [](const uint8_t*, int) { return zero_i32(); }, token, prefetch, sums, vector);
+            }
         }
-        rows.add_blocks<Bits, Halves, R, Wide, kVectors>(
-            blocks,
-            [](const uint8_t* lines, const float*, int group, auto step, auto v) __attribute__((always_inline)) {
-                return packed_bytes(Values<Bits>::template step<step>(lines + 64 * v, group, set_i32(4 * group)));
-            },
-            lacking, token, prefetch, sums, vector);
     }
 
     // Add the products of a few rows with packed blocks, both groups of 32 of a block at once.
