@@ -198,8 +198,9 @@ struct Int8Rows : QuantizedRows {
 template <int Bits, bool Halves>
 struct Integers : InBlocks {
     static constexpr bool kOpensLong = true, kSigned = Bits == 8 && kSignsBytes;
-    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = 4, kLongSlice = kSigned ? 8 : 16,
-                         kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
+    static constexpr bool kTakesFractions = kDotsBytes && (Bits == 4 || Bits == 5);  // whether values can be fractions
+    static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = kTakesFractions ? 8 : 4,
+                         kLongSlice = kSigned ? 8 : 16, kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
                          kNearGroups = 8 * kMaxRows / kRows;
     static constexpr int kPackedGroups = Bits == 8 ? (kSigned ? 2 : 3) : Halves ? 1 : 2;
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
@@ -379,7 +380,7 @@ struct Integers : InBlocks {
             const Slice part{data_of(slice, first), slice.first + first, std_min(slice.count - first, kSlice)};
             for (int64_t b = 0; b < part.count; b++)
                 read(data_of(part, b), part.first + b, taken, scales[b].scales, scales[b].offsets);
-            if constexpr (kDotsBytes && (Bits == 4 || Bits == 5)) {
+            if constexpr (kTakesFractions) {
                 if (taken) {
                     add_packed<R, true>(part, scales, token, prefetch, sums);
                     continue;
@@ -389,10 +390,11 @@ struct Integers : InBlocks {
         }
     }
 
-    // The same for at most kSlice blocks. Taken: zero points are subtracted here. Not inlined: registers are then allocated
-    // for one way to read values at a time.
+    // The same for at most kSlice blocks. Taken: zero points are subtracted here. Not inlined: registers are then
+    // allocated for one way to read values at a time.
     template <int R, bool Taken>
-    __attribute__((noinline)) void add_packed(const Slice& slice, const Scales* scales, int64_t token, Fetch& prefetch, Sums* sums) const {
+    __attribute__((noinline)) void add_packed(const Slice& slice, const Scales* scales, int64_t token, Fetch& prefetch,
+                                              Sums* sums) const {
         constexpr int wide = R > kMaxRows && kWide > 2 ? kWide / 4 : kWide / 2;
         for (int vector = 0; vector < kVectors; vector += wide) {
             for (int64_t b = 0, run; b < slice.count; b += run) {  // blocks of one span, evenly spaced
@@ -407,9 +409,11 @@ struct Integers : InBlocks {
                         __attribute__((always_inline)) {
                             lines += 64 * v;
                             if constexpr (Taken) {
-                                return Values<Bits>::template fractions<step>(lines, group, load_i32(offsets + v * kLanes));
+                                const i32x16 added = load_i32(offsets + v * kLanes);
+                                return Values<Bits>::template fractions<step>(lines, group, added);
                             } else {
-                                return packed_bytes(Values<Bits>::template step<step>(lines, group, set_i32(4 * group)));
+                                const i32x16 shift = set_i32(4 * group);
+                                return packed_bytes(Values<Bits>::template step<step>(lines, group, shift));
                             }
                         },
                     [](const uint8_t*, int) { return zero_i32(); }, token, prefetch, sums, vector);
