@@ -10,8 +10,8 @@ from benchmarks.tables import number, read, times
 LIGHT = """\
 ## Install, start, memory, narrower processors
 
-Each row with the command that measures it, on {machine}. Where a bar has a comma, a figure is for 1 stream, a prompt of
-1,024 tokens and 8 streams, as a multiple of llama.cpp's."""
+Each row with the command that measures it, on {machine} unless it names another machine. Where a bar has a comma, a
+figure is for 1 stream, a prompt of 1,024 tokens and 8 streams, as a multiple of llama.cpp's."""
 
 INSTALL_NOTE = """\
 - **Install**: `pip install -c constraints.txt .` in a fresh clone, most of it to compile for this processor
@@ -22,7 +22,7 @@ INSTALL_NOTE = """\
 
 LIGHT_NOTES = """\
 - **SmolLM2**: Q4_1, 135 M parameters, with cached weights.
-- **AVX2**: llama.cpp is compiled for AVX2, BMI2, F16C and FMA alone. AVX-VNNI was timed on no machine yet."""
+- **AVX2**: llama.cpp is compiled for AVX2, BMI2, F16C and FMA alone. For AVX-VNNI it has that, too."""
 
 SETS = """\
 ### Instruction sets
@@ -42,7 +42,14 @@ def light_table(machine: str) -> Iterator[str]:
     """The bars of installs, starts, memory and narrower processors."""
     yield "| | command, `python -m benchmarks.` | Penstock | bar | llama.cpp |"
     yield "|---|---|---|---|---|"
-    for row in (*_started(machine), *_installed(machine), *_beside_llamacpp(machine), *_of_sets(machine)):
+    rows = [*_started(machine), *_installed(machine), *_memory(machine)]
+    machines = [
+        machine,
+        *(folder.name for folder in sorted(RESULTS.iterdir()) if folder.is_dir() and folder.name != machine),
+    ]
+    for each in (_narrow, _of_sets):
+        rows += [row for name in machines for row in each(name)]
+    for row in rows:
         yield f"| {' | '.join(row)} |"
 
 
@@ -82,14 +89,18 @@ def _entry(what: str, command: str, rows: dict[str, Any], row: str, peer: str = 
     return what, f"`{command}`", number(value.get("value")), bar, number(theirs.get("value"))
 
 
-def _beside_llamacpp(machine: str) -> Iterator[Row]:
-    runs = read(machine, "peers")
-    rows = runs.get("qwen3-0.6b q4_k_m llamacpp", {}).get("peak_rss_mib", {})
+def _memory(machine: str) -> Iterator[Row]:
+    rows = read(machine, "peers").get("qwen3-0.6b q4_k_m llamacpp", {}).get("peak_rss_mib", {})
     if rows:
         ours, theirs = rows["penstock"], rows["llamacpp"]
         what = "Qwen3-0.6B's shape, Q4_K_M, 12 streams: peak memory, MiB"
         figure = f"{number(ours)} ({times(ours, theirs)} times)".replace("*", "")
         yield what, "`speed.peers MODEL q4_k_m llamacpp`", figure, "≤ 1.15 times", number(theirs)
+
+
+def _narrow(machine: str) -> Iterator[Row]:
+    """Beside llama.cpp on the sets of laptops."""
+    runs = read(machine, "peers")
     for weights in ("q4_0", "q8_0", "q4_k_m"):
         for isa in ("avx2", "avx_vnni"):
             of_run = runs.get(f"qwen3-0.6b {weights}/{isa} llamacpp", {})
@@ -99,9 +110,13 @@ def _beside_llamacpp(machine: str) -> Iterator[Row]:
             wanted = [rates.get(Scenario.parse(scenario)) for scenario in TRIPLE]
             if all(wanted):
                 ratios = [f"{each['penstock'] / each['llamacpp']:.2f}" for each in wanted if each]
-                what = f"{weights.upper()} on {isa.upper().replace('_', '-')}: speed, times llama.cpp's"
+                what = f"{weights.upper()} on {set_name(isa)}, {machine}: speed, times llama.cpp's"
                 command = f"`speed.peers MODEL {weights} llamacpp --isa {isa} --libraries DIR`"
                 yield what, command, ", ".join(ratios), "≥ 1.0, 1.5, 2.0", "1"
+
+
+def set_name(isa: str) -> str:
+    return isa.upper().replace("_", "-")
 
 
 def _of_sets(machine: str) -> Iterator[Row]:
@@ -113,14 +128,20 @@ def _of_sets(machine: str) -> Iterator[Row]:
         if any(name in (row := rows.get(f"{kind} 1", {})) for name in WIDE)
     }
     if gains:
-        what = "one row of integers on AVX-512: speed, times that on AVX2"
+        what = f"one row of integers on AVX-512, {machine}: speed, times that on AVX2"
         yield what, command, f"{min(gains.values()):.2f} to {max(gains.values()):.2f}", "≥ 1.0", ""
     losses = [row["generic"] / row["avx2"] for row in rows.values() if "generic" in row]
     if losses:
-        yield "`generic`: time, times that of AVX2", command, f"{min(losses):.1f} to {max(losses):.1f}", "", ""
+        yield (
+            f"`generic`, {machine}: time, times that of AVX2",
+            command,
+            f"{min(losses):.1f} to {max(losses):.1f}",
+            "",
+            "",
+        )
     for name, ratios_ in read(machine, "compare_trees").items():
         figures = ", ".join(f"{ratio:.2f}" for ratio in ratios_.values())
-        yield f"{name}: speed, times the version's before", "`speed.compare_trees`", figures, "≥ 0.98", ""
+        yield f"{name}, {machine}: speed, times the version's before", "`speed.compare_trees`", figures, "≥ 0.98", ""
 
 
 def sets_table(machine: str) -> Iterator[str]:

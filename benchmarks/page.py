@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from benchmarks.light_page import LIGHT, SETS, install_rows, light_notes, light_table, sets_table
+from benchmarks.light_page import LIGHT, SETS, install_rows, light_notes, light_table, set_name, sets_table
 from benchmarks.report import RESULTS
 from benchmarks.speed import roofline
 from benchmarks.speed.scenarios import Scenario
@@ -225,7 +225,7 @@ def summary_table() -> Iterator[str]:
     for peer, machine, kernels in sorted(kinds, key=lambda kind: (ranks.index(kind[0]), ranks.index(kind[1]), kind[2])):
         if "-" not in peer:
             cells = (ratios(read(machine, "peers"), peer, column, kernels) for column in (*SPEEDS, *COSTS))
-            name = f"{PEERS[peer]}, {machine}{', both on AVX2' if kernels else ''}"
+            name = f"{PEERS[peer]}, {machine}{f', both on {set_name(kernels)}' if kernels else ''}"
             yield f"| {name} | {' | '.join(span(found) if found else '' for found in cells)} |"
 
 
@@ -241,6 +241,11 @@ def claims() -> list[str]:
     long, load = span(ratios(runs, "llamacpp", "long prompt")), span(ratios(runs, "llamacpp", "load_s"))
     vllm = read("zen5", "peers")
     speeds = ", ".join(span(ratios(vllm, "vllm", column)) for column in ("1 stream", "8 streams", "long prompt"))
+    amx = {
+        weights: ratios({run: read("granite-rapids", "peers")[run]}, "openvino", "long prompt")[0]
+        for weights in ("bf16", "int8")
+        for run in [f"qwen3-0.6b {weights} openvino"]
+    }
     kills = read(NEWEST, "kills")
     answers = kills["engines killed under 64 streams: answers told right"]["value"]
     assert not any(
@@ -252,6 +257,8 @@ def claims() -> list[str]:
         f"{beside} times as fast as OpenVINO with one or eight streams ({more} with 24 and more",
         f"| {single}, {batch}, {long} | uses llama.cpp | {speeds} (bfloat16, Zen 5) |",
         f"with AVX2 (there {narrow} times as fast as llama.cpp)",
+        f"reads long prompts {amx['bf16']:.1f} times as fast as OpenVINO with bfloat16 weights and "
+        f"{amx['int8']:.1f} times with int8",
         f"| {load} | uses llama.cpp | {span(ratios(vllm, 'vllm', 'load_s'))} |",
         f"none of {answers:,.0f} answers was lost, repeated or changed",
     ]
