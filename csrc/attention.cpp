@@ -478,10 +478,10 @@ class Attention {
 
 #if defined(PENSTOCK_TILES)
         // Scores of `count` keys of a block.
-        void multiply_in_tiles(int rows, int64_t count, const Query* queries, const uint8_t* keys,
-                               const Next& next, float* scores) const {
+        void multiply_in_tiles(int rows, int64_t count, const Query* queries, const uint8_t* keys, const Next& next,
+                               float* scores) const {
             const int64_t lines = of_.head_dim_ / Kind::kKeyGroup, line_bytes = 4 * of_.blocks_.block_size;
-            Prefetch prefetch(next.data, next.bytes, (count + 2 * kTile - 1) / (2 * kTile) * (lines / kTile), true);
+            Prefetch prefetch(next.data, next.bytes, num_pairs_of_tiles(count) * (lines / kTile), true);
             multiply_keys<Keys>(Tiles(rows), queries, 4 * stride_, keys, line_bytes, lines, count, prefetch, scores,
                                 4 * kScoreStride);
         }
@@ -499,8 +499,8 @@ class Attention {
                 for (int64_t from = key, to; from < last; from = to) {
                     to = std_min(from / kValueTokens * kValueTokens + kValueTokens, last);
                     const int64_t ahead = start + (Groups::kTogether + count) * kValueTokens;
-                    const Next next = ahead < piece.end ? group_values(piece, ahead)
-                                                        : Next{after.data, last == piece.end && count == 0 ? after.bytes : 0};
+                    Next next{after.data, last == piece.end && count == 0 ? after.bytes : 0};
+                    if (ahead < piece.end) next = group_values(piece, ahead);
                     together[count] = groups.group(from, to, count, next.data, next.bytes);
                     count++;
                 }
@@ -647,8 +647,8 @@ class Attention {
         static constexpr int64_t kQueryStep = sizeof(float) / sizeof(Query);  // rows are as far apart as in float32
 
         Query* query_;
-        float query_scales_[kRows];   // int8 only
-        int32_t first_sums_[kRows];   // int8 in tiles only: what subtracts the keys' bias
+        float query_scales_[kRows];  // int8 only
+        int32_t first_sums_[kRows];  // int8 in tiles only: what subtracts the keys' bias
         float *scores_, *key_scales_, *value_scales_;
         Part part_, total_;
         uint8_t* latents_;  // values of one block

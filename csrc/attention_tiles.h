@@ -1,7 +1,7 @@
 // The products of attention by AMX tiles: of queries with keys and of attention weights with values, for caches whose
 // elements are exact in bfloat16. Up to 32 rows are multiplied at a time. Any number of rows, and any other rows, give a
-// row the same bits: a score sums the elements of the head in order, 32 bfloat16 pairs or 64 bytes at a time, and weighted
-// values are summed in groups of 32 tokens at fixed positions; a token that a group lacks adds zeros.
+// row the same bits: a score sums the elements of the head in order, 32 of bfloat16 or 64 bytes at a time, and weighted values
+// are summed in groups of 32 tokens at fixed positions; a token that a group lacks adds zeros.
 #pragma once
 
 #include <cstring>
@@ -43,8 +43,10 @@ struct TiledIntegers : InTiles {
     }
 };
 
-// Calls body(first, columns) for `columns` columns, 32 or at last up to 16 at a time; columns are a compile-time
-// constant.
+// Pairs of tiles with so many columns.
+inline int64_t num_pairs_of_tiles(int64_t columns) { return (columns + 2 * kTile - 1) / (2 * kTile); }
+
+// Calls body(first, tiles) for pairs of tiles, and at last one tile if it is enough; `tiles` is a compile-time constant.
 template <class Body>
 inline void for_columns(int64_t columns, const Body& body) {
     int64_t i = 0;
@@ -79,10 +81,10 @@ void multiply_keys(const Tiles& tiles, const void* a, int64_t a_stride, const ui
 template <class Kind>
 class TiledValues {
   public:
-    static constexpr int kTokens = 2 * kTile;  // of a group
-    static constexpr int kTogether = 4;        // groups, as many as `memory` has room for
+    static constexpr int kTokens = InTiles::kTokens;  // of a group
+    static constexpr int kTogether = 4;               // groups, as many as `memory` has room for
 
-    static int64_t line_bytes(int64_t head_dim) { return (head_dim + kTokens - 1) / kTokens * kTokens * 4; }
+    static int64_t line_bytes(int64_t head_dim) { return num_pairs_of_tiles(head_dim) * 2 * kTile * 4; }
     static int64_t memory_floats(int64_t head_dim) { return kTogether * kTile * line_bytes(head_dim) / 4; }
 
     struct Group {
@@ -98,7 +100,7 @@ class TiledValues {
     // The tokens of a group from `begin` on, up to `end`; other tokens of the group are zeros. `index` is the group's
     // among those used together. While it is multiplied, `bytes` from `next` on are prefetched.
     Group group(int64_t begin, int64_t end, int index, const uint8_t* next, int64_t bytes) const {
-        const Prefetch prefetch(next, bytes, (blocks_.head_dim + 2 * kTile - 1) / (2 * kTile), true);
+        const Prefetch prefetch(next, bytes, num_pairs_of_tiles(blocks_.head_dim), true);
         const int64_t size = blocks_.block_size, first = begin / kTokens * kTokens;
         const bool whole = end - begin == kTokens;
         if (whole && Kind::kValueGroup == 2 && !blocks_.latent() && begin / size == (end - 1) / size)
