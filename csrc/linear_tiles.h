@@ -39,8 +39,48 @@ struct TiledBFloat12 : BFloat12 {
     using Registers = TilesInUse;
 
     void accumulate(int rows, const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
+        if (rows == 1) return accumulate_alone(slice, token, prefetch, *sums);
         alignas(64) uint8_t bytes[kOpened];
         accumulate_tiled(rows, slice, BFloat12::open(slice, bytes), token, prefetch, sums);
+    }
+
+    // One row has the bits that tiles give it, without unpacking to memory: see `tiles.h` for their order of sums.
+    __attribute__((noinline)) void accumulate_alone(const Slice& slice, int64_t token, Fetch& fetched, Sums& sums) const {
+        constexpr int wide = 2, units = 2 * kTile / kUnit;  // vectors at a time; units of a tile
+        const FlushingSubnormals flushing;
+        for (int first = 0; first < kVectors; first += wide) {
+            Fetch prefetch = fetched;  // in registers
+            const uint8_t *row = row_at(token, slice.first), *data = slice.data + kHeader + first * kVectorBytes;
+            f32x16 sum[wide];
+            i32x16 table[wide];
+            for (int v = 0; v < wide; v++) sum[v] = load_f32(sums.lane[first + v]);
+            for (int v = 0; v < wide; v++) table[v] = load_table(slice.data + 16 * (first + v));
+            for (int tile = 0; tile < kSteps / kTile; tile++) {
+                f32x16 even[wide], odd[wide];
+                for (int v = 0; v < wide; v++) even[v] = odd[v] = zero_f32();
+                for (int unit = 0; unit < units; unit++, row += 2 * kUnit, data += kUnitBytes) {
+                    prefetch.steps(kUnit / 2 * wide / kWide);
+                    i32x16 steps[wide][4];
+#pragma GCC unroll 2
+                    for (int v = 0; v < wide; v++) open_vector(data + v * kVectorBytes, table[v], steps[v]);
+#pragma GCC unroll 4
+                    for (int step = 0; step < 4; step++) {
+                        int32_t bits;
+                        std::memcpy(&bits, row + 4 * step, 4);
+                        const i32x16 pair = set_i32(bits);
+                        const f32x16 even_x = even_bf16(pair), odd_x = odd_bf16(pair);
+#pragma GCC unroll 2
+                        for (int v = 0; v < wide; v++) {
+                            even[v] = fma(even_x, even_bf16(steps[v][step]), even[v]);
+                            odd[v] = fma(odd_x, odd_bf16(steps[v][step]), odd[v]);
+                        }
+                    }
+                }
+                for (int v = 0; v < wide; v++) sum[v] = add(sum[v], add(even[v], odd[v]));
+            }
+            for (int v = 0; v < wide; v++) store_f32(sums.lane[first + v], sum[v]);
+            fetched = prefetch;
+        }
     }
 
     // Several groups of rows share an unpacked slice.

@@ -167,6 +167,19 @@ struct TilesInUse {
     TilesInUse& operator=(const TilesInUse&) = delete;
 };
 
+// Until the end of the scope the calling thread's vectors treat subnormal numbers as zeros, as tiles do.
+class FlushingSubnormals {
+public:
+    FlushingSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushResults | kFlushOperands); }
+    ~FlushingSubnormals() { _mm_setcsr(before_); }
+    FlushingSubnormals(const FlushingSubnormals&) = delete;
+    FlushingSubnormals& operator=(const FlushingSubnormals&) = delete;
+
+private:
+    static constexpr unsigned kFlushResults = 0x8000, kFlushOperands = 0x40;
+    const unsigned before_;
+};
+
 // Products of 1 to 32 rows with 16 or 32 columns, within the scope of a TilesInUse.
 class Tiles {
 public:

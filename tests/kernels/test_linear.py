@@ -161,6 +161,18 @@ def test_a_row_is_the_same_bits_in_any_company(format: WeightFormat, dtype: torc
 
 
 @needs_native
+def test_a_row_of_bfloat16_is_the_same_bits_in_any_company_where_products_are_subnormal() -> None:
+    packed = native_table().new_weight(130, 520, FLOAT, gated=False, dtype=torch.bfloat16, device=CPU)
+    weight = values(130, 520, FLOAT, seed=1)
+    assert isinstance(weight, Tensor)
+    packed.load(0, array_of(weight * 2.0**-70))
+    x = activations(20, 520, torch.bfloat16) * 2.0**-54
+    alone = torch.cat([packed.linear(row[None], None, torch.float32) for row in x])
+    assert (alone != 0).float().mean() > 0
+    assert torch.equal(packed.linear(x, None, torch.float32), alone)
+
+
+@needs_native
 @pytest.mark.parametrize("name", ["int8", "q8_0", "q6_k", "q4_k", "int4"])
 def test_a_precise_map_rounds_activations_a_hundred_times_finer_and_a_row_is_the_same_bits_in_any_company(
     name: str,
