@@ -25,22 +25,12 @@ struct InTiles {
 struct TiledPairs : InTiles {
     using Factor = uint16_t;
     static constexpr bool kIntegerSums = false;
-
-    template <int Columns>
-    static void add(const Tiles& tiles, const void* a, int64_t a_stride, const uint8_t* b, int64_t b_step) {
-        tiles.add_bf16<Columns>(a, a_stride, b, b_step);
-    }
 };
 
 // int8 keys, with queries rounded to int8: sums are integers, of which the keys' bias is still to be subtracted.
 struct TiledIntegers : InTiles {
     using Factor = int8_t;
     static constexpr bool kIntegerSums = true;
-
-    template <int Columns>
-    static void add(const Tiles& tiles, const void* a, int64_t a_stride, const uint8_t* b, int64_t b_step) {
-        tiles.add_i8_u8<Columns>(a, a_stride, b, b_step);
-    }
 };
 
 // Pairs of tiles with so many columns.
@@ -62,16 +52,23 @@ void multiply_keys(const Tiles& tiles, const void* a, int64_t a_stride, const ui
     for_columns(columns, [&](int64_t first, auto num_tiles) {
         constexpr int count = num_tiles;
         const uint8_t *left = static_cast<const uint8_t*>(a), *right = b + 4 * first;
+        const auto add = [&](const uint8_t* lines, int64_t step) {
+            if constexpr (Keys::kIntegerSums) {
+                tiles.add_i8_u8<count>(left, a_stride, lines, step);
+            } else {
+                tiles.add_bf16<count>(left, a_stride, lines, step);
+            }
+        };
         tiles.zero<count>();
         int64_t line = 0;
         for (; line + kTile <= lines; line += kTile, left += kTileBytes, right += kTile * b_step) {
             prefetch.steps(1);
-            Keys::template add<count>(tiles, left, a_stride, right, b_step);
+            add(right, b_step);
         }
         if (line < lines) {  // a tile of the last lines, and zeros
             alignas(64) uint8_t rest[kTile][2 * kTileBytes] = {};
             for (int i = 0; i < lines - line; i++) std::memcpy(rest[i], right + i * b_step, count * kTileBytes);
-            Keys::template add<count>(tiles, left, a_stride, rest[0], sizeof rest[0]);
+            add(rest[0], sizeof rest[0]);
         }
         tiles.store<count>(c + first, c_stride);
     });

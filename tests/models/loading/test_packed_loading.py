@@ -26,7 +26,7 @@ from tests.support.gguf_files import write_gguf
 from tests.support.needs import needs_native
 from tests.support.omni import make as make_omni
 from tests.support.stepping import settings_for
-from tests.support.vision import Looker, make
+from tests.support.vision import Looker, Seen, make
 
 pytestmark = needs_native
 CPU = torch.device("cpu")
@@ -95,6 +95,16 @@ def test_later_starts_read_nothing_and_answer_the_same(
     assert said[0][1] == str(cache)
 
 
+def assert_same_features(made: Seen, cache: Path) -> None:
+    """The features of an image are the same with and without the packed cache."""
+    found = []
+    for options in ({"packed_cache": "off"}, {"packed_cache": str(cache)}):
+        looker = Looker(made, make_ops(CPU), **options)
+        looker.encode(made.images[0])
+        found.append(looker.features(made.images[0])[0])
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("name", ["InternVL", "Mistral 3"])
 def test_later_starts_read_nothing_of_a_vision_tower(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -103,12 +113,7 @@ def test_later_starts_read_nothing_of_a_vision_tower(
     made, cache = make(name, tmp_path / "model"), tmp_path / "cache"
     assert parameters_read(made.folder, cache, monkeypatch) > 0
     assert parameters_read(made.folder, cache, monkeypatch) == 0
-    found = []
-    for options in ({"packed_cache": "off"}, {"packed_cache": str(cache)}):
-        looker = Looker(made, make_ops(CPU), **options)
-        looker.encode(made.images[0])
-        found.append(looker.features(made.images[0])[0])
-    assert torch.equal(*found)
+    assert_same_features(made, cache)
 
 
 def test_a_file_made_without_encoders_gains_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,12 +123,7 @@ def test_a_file_made_without_encoders_gains_them(tmp_path: Path, monkeypatch: py
     for encoders in (("image",), (), ("image",)):
         assert parameters_read(made.folder, cache, monkeypatch, encoders) == 0
     assert [file.suffix for file in sorted(cache.iterdir())] == [".lock", ".packed"]
-    found = []
-    for options in ({"packed_cache": "off"}, {"packed_cache": str(cache)}):
-        looker = Looker(made, make_ops(CPU), **options)
-        looker.encode(made.images[0])
-        found.append(looker.features(made.images[0])[0])
-    assert torch.equal(*found)
+    assert_same_features(made, cache)
 
 
 def test_each_kind_of_encoder_is_added_to_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
