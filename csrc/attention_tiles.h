@@ -27,7 +27,7 @@ struct TiledPairs : InTiles {
     static constexpr bool kIntegerSums = false;
 };
 
-// int8 keys, with queries rounded to int8: sums are integers, of which the keys' bias is still to be subtracted.
+// int8 keys, with queries rounded to int8. Sums are integers and include the products of the keys' bias.
 struct TiledIntegers : InTiles {
     using Factor = int8_t;
     static constexpr bool kIntegerSums = true;

@@ -198,10 +198,10 @@ struct Int8Rows : QuantizedRows {
 template <int Bits, bool Halves>
 struct Integers : InBlocks {
     static constexpr bool kOpensLong = true, kSigned = Bits == 8 && kSignsBytes;
-    static constexpr bool kRowsHide = kWide == kVectors;  // whether products of many rows hide that a slice comes from L2
+    static constexpr bool kFromL2 = kWide == kVectors;  // products of 12 rows take longer than to load a slice from L2
     static constexpr bool kTakesFractions = kDotsBytes && (Bits == 4 || Bits == 5);  // whether values can be fractions
     static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = kTakesFractions ? 8 : 4,
-                         kLongSlice = kRowsHide ? 16 : 4, kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
+                         kLongSlice = kFromL2 ? 16 : 4, kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
                          kNearGroups = 8 * kMaxRows / kRows;
     static_assert(kSlice % kCoarseBlocks == 0 && kLongSlice % kCoarseBlocks == 0, "blocks with one scale are in one slice");
     static constexpr int kPackedGroups = Bits == 8 ? (kSigned ? 2 : 3) : Halves ? 1 : 2;

@@ -37,6 +37,7 @@ struct TiledBFloat12 : BFloat12 {
     static constexpr int kRows = kTileRows, kRowsAlone = kRows, kTiledRows = kRows, kLongSlice = kSlice,
                          kOpened = kSteps * kLine;
     using Registers = TilesInUse;
+    static_assert(kSlice == 1, "a slice is one block");
 
     void accumulate(int rows, const Slice& slice, int64_t token, Fetch& prefetch, Sums* sums) const {
         if (rows == 1) return accumulate_alone(slice, token, prefetch, *sums);

@@ -149,7 +149,7 @@ def test_a_file_is_not_completed_while_another_process_writes_it(
 
 
 def test_encoders_that_another_process_has_added_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of engines that start at once, each of which has found a file without them."""
+    """Engines that start at the same time may all find the file without encoders; one of them replaces it."""
     made, cache = make("InternVL", tmp_path / "model"), tmp_path / "cache"
     parameters_read(made.folder, cache, monkeypatch, ())
     (file,) = cache.glob("*.packed")
