@@ -5,7 +5,7 @@
 
 The request is the third one of a server, streamed, with the demo model. A model is recorded once, when the engine
 starts, and its Python is not run in a step: that recording counts, too. Threads beside the event loop and beside the
-engine's loop do not count.
+engine's loop do not count, nor does the look, twice a second, for an engine that hangs.
 """
 
 import argparse
@@ -39,6 +39,8 @@ CARRIERS = {
     *("Request", "OpenRequest", "Add", "Call", "Parsers"),
 }
 """Types of objects that carry a body, or what it became, on its way from the route to the engine."""
+WATCH = "_await_hang"
+"""In `fleet/replica.py`: looks twice a second for an engine that hangs. It is in few traces, and part of no request."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -55,7 +57,7 @@ class Trace:
     """Notes the functions of Penstock that this thread calls.
 
     `within` is the name of a function: only what that one calls is noted, and only once. `after`: nothing is noted
-    before so many calls of `add_request`. The engine's end is no part of a request.
+    before so many calls of `add_request`. The engine's end is no part of a request, nor is what `WATCH` calls.
     """
 
     def __init__(self, listing: Path, within: str | None = None, after: int = 0) -> None:
@@ -63,6 +65,7 @@ class Trace:
         self._within = within
         self._after = after
         self._seen: set[CodeType] = set()
+        self._is_watch = False
         self.num_calls = 0
         self.names: set[str] = set()
         """Parameters that were given an object of `CARRIERS`."""
@@ -89,7 +92,9 @@ class Trace:
         if is_closing or (event == "return" and code.co_name == self._within):
             sys.setprofile(None)
             return
-        if event != "call" or code.co_name.startswith("<") or not path.startswith(str(ROOT)):
+        if code.co_name == WATCH and event in ("call", "return"):  # a coroutine: it is called to go on, returns to wait
+            self._is_watch = event == "call"
+        if self._is_watch or event != "call" or code.co_name.startswith("<") or not path.startswith(str(ROOT)):
             return
         self.num_calls += 1
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

@@ -1,12 +1,15 @@
 """docs/architecture.md names the files of one chat request, and how much of them it runs: no more than it says."""
 
+import asyncio
 import inspect
 import re
+import time
 from pathlib import Path
 
 from penstock import native
+from penstock.api.tools import arguments_text, template_id
 from penstock.core.scheduler import Scheduler
-from tools.request_figures import Function, circles, figures, lines_of
+from tools.request_figures import Function, Trace, circles, figures, lines_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
@@ -27,6 +30,24 @@ def test_the_page_names_the_files_of_a_chat_request_and_bounds_its_functions_and
     ):
         assert 0.97 * bound <= count <= bound, f"{count} {name}: change the page, and say why there are more"
     assert found.calls_per_token <= int(bounds[3]), "a token takes more calls: change the page, and say why"
+
+
+def test_the_look_for_an_engine_that_hangs_is_no_part_of_a_request(tmp_path: Path) -> None:
+    async def _await_hang() -> None:  # its name is that of `fleet/replica.py`
+        while True:
+            time.monotonic()  # a call of C is no end of the look
+            template_id("seen by the look alone")
+            await asyncio.sleep(0)
+
+    async def ask() -> None:
+        look = asyncio.create_task(_await_hang())
+        with Trace(tmp_path / "listing"):
+            await asyncio.sleep(0)
+            arguments_text("{}", "arguments")
+        look.cancel()
+
+    asyncio.run(ask())
+    assert [line.split()[2] for line in (tmp_path / "listing").read_text().splitlines()] == ["arguments_text"]
 
 
 def test_no_two_modules_import_each_other() -> None:
