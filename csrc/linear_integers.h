@@ -111,7 +111,6 @@ struct AnyScales {
 };
 template <Coarse Scales, int32_t Offset>
 struct KnownScales {
-    static bool are_of(const IntegerLayout& layout) { return layout.coarse == Scales && layout.offset == Offset; }
     static Coarse coarse(const Blocks&) { return Scales; }
     static int32_t offset(const Blocks&) { return Offset; }
 };
@@ -221,13 +220,15 @@ struct Integers : InBlocks {
     static constexpr bool kFromL2 = kWide == kVectors;  // products of 12 rows take longer than to load a slice from L2
     static constexpr bool kTakesFractions = kDotsBytes && (Bits == 4 || Bits == 5);  // whether values can be fractions
     static constexpr bool kFetchesOften = kFromL2;  // a few lines with each group, not more with each vector
-    // GGUF's Q8_0, or its k-quants.
-    using Usual = KnownScales<Bits == 8 ? kFine : kCoarseActivations, Bits < 6 ? kMinimum : kCentre>;
     static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = kTakesFractions ? 8 : 4,
                          kLongSlice = kFromL2 ? 16 : 4, kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
                          kNearGroups = 8 * kMaxRows / kRows;
     static_assert(kSlice % kCoarseBlocks == 0 && kLongSlice % kCoarseBlocks == 0, "blocks with one scale are in one slice");
     static constexpr int kPackedGroups = Bits == 8 ? (kSigned ? 2 : 3) : Halves ? 1 : 2;
+    // Rows of the smallest group that unpacked slices are multiplied with, as `Division` makes groups of equal sizes.
+    static constexpr int least_opened(int per_token) {
+        return (kPackedGroups * kRows / per_token + 1) / (kPackedGroups + 1) * per_token;
+    }
     static constexpr int kHalves = Halves ? 2 : 1, kGroups = 2 * kHalves;  // per group of 32; per block
     // Unpacked blocks are [vectors][blocks] of [16 steps][64 bytes], then the scales and the offsets as floats,
     // [groups][16] each. Signed: the bytes' magnitudes, their signs in as many lines, and the sums of the magnitudes of
@@ -336,11 +337,12 @@ struct Integers : InBlocks {
     template <int R>
     __attribute__((noinline)) void accumulate(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Fetch& prefetch, Sums* sums) const {
-        if constexpr (R <= kRows && !kTiledRows) {
+        if constexpr ((R >= least_opened(1) || R >= least_opened(2)) && R <= kRows && !kTiledRows) {
             if (opened != slice.data) {
+                const auto add = [&](auto scales) { add_opened<decltype(scales), R>(slice, opened, token, prefetch, sums); };
                 if constexpr (R == kRows)
-                    if (Usual::are_of(layout)) return add_opened<R, Usual>(slice, opened, token, prefetch, sums);
-                return add_opened<R, AnyScales>(slice, opened, token, prefetch, sums);
+                    if (with_scales(add)) return;
+                return add(AnyScales());
             }
         }
         if constexpr (R <= kFew && (R > 1 || Bits < 8))  // one row of bytes is 3 to 14 % faster without, on Zen 4
@@ -382,13 +384,34 @@ struct Integers : InBlocks {
     static i32x16 packed_bytes(i32x16 bytes) { return bytes; }
 #endif
 
-    template <int R, class Scales>
+    // The offsets of unpacked bytes.
+    int32_t opened_offset() const { return takes_zeros() ? kCentre : layout.offset; }
+
+    // Calls body(KnownScales) for the unpacked bytes' scales and offsets; returns false if no loop is compiled for them.
+    template <class Body>
+    bool with_scales(const Body& body) const {
+        const auto is = [&](auto coarse, auto offset) {
+            const bool found = layout.coarse == coarse && opened_offset() == offset;
+            if (found) body(KnownScales<coarse, offset>());
+            return found;
+        };
+        constexpr std::integral_constant<Coarse, kFine> fine;
+        constexpr std::integral_constant<Coarse, kCoarseWeights> weights;
+        constexpr std::integral_constant<Coarse, kCoarseActivations> activations;
+        constexpr std::integral_constant<int32_t, kCentre> centre;
+        constexpr std::integral_constant<int32_t, kMinimum> minimum;
+        if (is(fine, centre)) return true;
+        if constexpr (Bits >= 6) return is(activations, centre) || (Bits == 8 && is(weights, centre));
+        else return is(activations, minimum) || (kDotsBytes && is(activations, centre));
+    }
+
+    template <class Scales, int R>
     __attribute__((noinline)) void add_opened(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Fetch& prefetch, Sums* sums) const {
         for (int vector = 0; vector < kVectors; vector++, opened += slice.count * kOpenedBlock) {
             const float* scales = reinterpret_cast<const float*>(opened + kOpenedLines);
             const Blocks blocks{opened, scales, scales + kGroups * kLanes, slice.first, slice.count, kOpenedBlock,
-                                kOpenedBlock / 4, takes_zeros() ? kCentre : layout.offset, layout.coarse};
+                                kOpenedBlock / 4, opened_offset(), layout.coarse};
             const auto add = [&](auto& fetch) __attribute__((always_inline)) {
                 rows.add_blocks<kDotsBytes ? 8 : Bits, Halves, R, 1, 1, Scales>(
                     blocks,
