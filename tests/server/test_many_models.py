@@ -20,7 +20,7 @@ import pytest
 
 from penstock.api.request import Adapter
 from penstock.checkpoint import checkpoint
-from penstock.checkpoint.added import Added, AddedAdapter, AddedFile
+from penstock.checkpoint.added import Added, AddedAdapter, AddedFile, file_of_address
 from penstock.checkpoint.created import created_models, find_created, name_adapter, write_adapter
 from penstock.checkpoint.data_folder import data_folder, locked
 from penstock.config.engine_config import EngineConfig
@@ -348,16 +348,34 @@ def test_a_name_that_another_call_takes_meanwhile_is_not_given_twice(tiny_llama,
     with_models(talk, {"a": tiny_llama, "b": tiny_llama})
 
 
+def test_a_created_model_that_is_deleted_here_stays_for_its_name_in_another_server(tiny_llama):
+    other = file_of_address(11999)
+    other.change(lambda _: Added(("mario",)).with_name("luigi", "mario"))
+
+    async def talk(http, served):
+        made = {"model": "mario", "from": "a", "system": "You are Mario.", "stream": False}
+        assert (await http.post("/api/create", json=made)).status_code == 200
+        assert (await http.request("DELETE", "/api/delete", json={"model": "mario"})).status_code == 200
+        assert "mario" not in served.models
+        assert find_created("mario") is not None
+        assert other.read() == Added(("mario",)).with_name("luigi", "mario")
+
+    try:
+        with_models(talk, {"a": tiny_llama})
+    finally:
+        other.change(lambda _: Added())
+
+
 def test_a_model_that_is_created_while_one_of_its_name_is_deleted_keeps_its_files(tiny_llama, monkeypatch):
     is_asked, goes_on = threading.Event(), threading.Event()
-    remove = library.remove_created
+    delete = library.delete_created
 
-    def remove_later(name):
+    def delete_later(name):
         is_asked.set()
         assert goes_on.wait(30)
-        return remove(name)
+        return delete(name)
 
-    monkeypatch.setattr(library, "remove_created", remove_later)
+    monkeypatch.setattr(library, "delete_created", delete_later)
 
     async def talk(http, _served):
         made = {"model": "mario", "from": "a", "system": "You are Mario.", "stream": False}

@@ -10,6 +10,7 @@ import ollama
 import pytest
 
 from penstock.checkpoint import created
+from penstock.checkpoint.added import Added, file_of_address
 from penstock.checkpoint.checkpoint import open_checkpoint
 from penstock.errors import InvalidRequestError
 from penstock.fleet.model_broker import ModelStatus
@@ -102,6 +103,20 @@ def test_a_created_model_is_listed_shown_served_and_deleted(client, file, pensto
     assert not created.blob_path(digest.removeprefix("sha256:")).exists()
     with pytest.raises(ollama.ResponseError, match="there is no model"):
         client.delete("wario")
+
+
+def test_the_files_of_a_created_model_stay_for_its_names_in_other_servers(client, file):
+    client.create("peach", files={"tiny.gguf": client.create_blob(file)})
+    other = file_of_address(11999)
+    other.change(lambda _: Added(("peach",)).with_name("toad", "peach"))
+    client.delete("peach:latest")
+    assert other.read() == Added(("peach",), {"toad": "peach"}, deleted=("peach",))
+    with pytest.raises(ollama.ResponseError, match="to be deleted first: toad in the server of port-11999"):
+        client.delete("peach")
+    assert created.find_created("peach") is not None
+    other.change(lambda _: Added())
+    client.delete("peach")
+    assert created.find_created("peach") is None
 
 
 def test_an_adapter_is_served_by_its_name_until_it_is_deleted(client, tiny_llama, tmp_path):

@@ -17,7 +17,7 @@ from dataclasses import asdict, field, replace
 from functools import partial
 from pathlib import Path
 
-from penstock.checkpoint.created import remove_adapter, remove_other_adapters
+from penstock.checkpoint.created import LATEST, remove_adapter, remove_created, remove_other_adapters
 from penstock.checkpoint.data_folder import data_folder, locked, replace_synced, shared, write_synced
 from penstock.dataclass import dataclass
 from penstock.errors import CheckpointError
@@ -206,7 +206,32 @@ def other_names(model: str) -> dict[str, str]:
     return {name: file.path.stem for file, added in _readable_files() for name in added.names_of(model)}
 
 
-def forget_own_name(model: str) -> bool:
+def delete_created(given: str) -> tuple[int, dict[str, str]]:
+    """Delete a created model or, while servers have other names of it, its own name alone. Returns the bytes that were
+    freed, and the other names that its files stay for, as `other_names` does.
+
+    Raises:
+        CheckpointError: it has other names alone, or cannot be deleted.
+    """
+    name = given.removesuffix(LATEST)
+    others = other_names(name)
+    if not others:
+        freed = remove_created(given)
+        forget([name])
+        return freed or 0, {}
+    if not _forget_own_name(name):
+        raise CheckpointError(
+            f"the files of {name} stay for its other names, which are to be deleted first: {with_servers(others)}"
+        )
+    return 0, others
+
+
+def with_servers(names: Mapping[str, str]) -> str:
+    """Names and the addresses that have them, as `other_names` returns them, in words."""
+    return ", ".join(f"{name} in the server of {server}" for name, server in names.items())
+
+
+def _forget_own_name(model: str) -> bool:
     """Remove the own name of a model from the files of all addresses; where it has others, it stays. Returns whether
     there was one.
     """

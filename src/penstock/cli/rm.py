@@ -2,9 +2,9 @@
 
 import argparse
 
-from penstock.checkpoint.added import forget, forget_name, forget_own_name, other_names
+from penstock.checkpoint.added import delete_created, forget, forget_name, with_servers
 from penstock.checkpoint.aliases import remove_alias
-from penstock.checkpoint.created import LATEST, find_created, remove_created
+from penstock.checkpoint.created import LATEST, find_created
 from penstock.checkpoint.hub_cache import cached_models, find_cached, remove_cached
 from penstock.cli.parser import Parser
 from penstock.config.byte_counts import in_words
@@ -54,13 +54,9 @@ def _remove_created(given: str) -> None:
     Raises:
         CheckpointError: it has other names alone, or cannot be deleted.
     """
+    freed, others = delete_created(given)
     name = given.removesuffix(LATEST)
-    others = ", ".join(f"{other} in the server of {server}" for other, server in other_names(name).items())
-    if not others:
-        freed = remove_created(given)
-        forget([name])
-        print(f"{name}: deleted {in_words(freed or 0)}")
-    elif forget_own_name(name):
-        print(f"{name}: deleted the name; its files stay for its other names: {others}")
+    if others:
+        print(f"{name}: deleted the name; its files stay for its other names: {with_servers(others)}")
     else:
-        raise CheckpointError(f"the files of {name} stay for its other names, which are to be deleted first: {others}")
+        print(f"{name}: deleted {in_words(freed)}")

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock import __version__
-from penstock.checkpoint.added import Added, AddedAdapter, forget
+from penstock.checkpoint.added import Added, AddedAdapter, delete_created, other_names
 from penstock.checkpoint.checkpoint import open_checkpoint
-from penstock.checkpoint.created import LATEST, copy_created, find_created, recipe_of, remove_created
+from penstock.checkpoint.created import LATEST, copy_created, find_created, recipe_of
 from penstock.checkpoint.summary import ModelSummary, summary_of
 from penstock.errors import CheckpointError, ConfigError, InvalidRequestError, ModelNotFoundError
 from penstock.frontend.model_names import MAX_NAMES, ModelNames
@@ -326,19 +326,28 @@ async def _delete(name: str, request: Request, listed: Sequence[Listed]) -> None
             return
         await _stop_serving(request, model)
         listed, name = [other for other in listed if other is not model], model.name
+    own_name = name.removesuffix(LATEST)
     folder = await asyncio.to_thread(find_created, name)  # which may wait for another process
     if model is not None:
         if folder is None or not await asyncio.to_thread(users_of, [model], folder):
             return
         if await asyncio.to_thread(users_of, listed, folder):
             return
-    is_forgotten = model is None and await added_of(request).forget(name.removesuffix(LATEST))
+        if await asyncio.to_thread(other_names, own_name):
+            return
+    is_forgotten = model is None and await added_of(request).forget(own_name)
     if folder is None and not is_forgotten:
         raise ModelNotFoundError(f"there is no model {name!r} here", "model")
     if folder is not None:
         await asyncio.to_thread(check_unused, listed, folder, "model")
-        await asyncio.to_thread(remove_created, name)
-        await asyncio.to_thread(forget, [name.removesuffix(LATEST)])
+        await asyncio.to_thread(_delete_created, name)
+
+
+def _delete_created(name: str) -> None:
+    try:
+        delete_created(name)
+    except CheckpointError as error:
+        raise InvalidRequestError(f"model: {error}", "model") from error
 
 
 def _is_deleted(name: str, listed: Sequence[Listed]) -> bool:
