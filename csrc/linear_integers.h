@@ -111,6 +111,7 @@ struct AnyScales {
 };
 template <Coarse Scales, int32_t Offset>
 struct KnownScales {
+    static bool are(Coarse coarse, int32_t offset) { return coarse == Scales && offset == Offset; }
     static Coarse coarse(const Blocks&) { return Scales; }
     static int32_t offset(const Blocks&) { return Offset; }
 };
@@ -126,16 +127,16 @@ struct Int8Rows : QuantizedRows {
     // sums of the current group. A block's scales have `Vectors` vectors. Halves: groups have 16 columns.
     // `bytes(lines, offsets, group, step, v)` returns a vector's bytes of a step; `offsets` are the group's. `lacking(lines,
     // part)` returns what must be added to the products of a group, or half of one.
-    template <int Most, bool Halves, int R, int Wide, int Vectors, class Scales, class Bytes, class Lacking, class Fetched>
+    template <int Most, bool Halves, int R, int Wide, int Vectors, class Known, class Bytes, class Lacking, class Fetched>
     inline __attribute__((always_inline)) void add_blocks(const Blocks& blocks, const Bytes& bytes,
                                                           const Lacking& lacking, int64_t token, Fetched& fetched,
                                                           Sums* totals, int first_vector) const {
         constexpr int halves = Halves ? 2 : 1, steps = 8 / halves;
         const Int8Rows of = *this;  // a copy, which stores cannot alias
         const Blocks from = blocks;
-        const Coarse shared = Scales::coarse(blocks);
+        const Coarse shared = Known::coarse(blocks);
         const bool coarse = shared != kFine;
-        const int32_t offset = Scales::offset(blocks);
+        const int32_t offset = Known::offset(blocks);
         const bool takes = offset == kZero || offset == kFraction;
         const uint8_t* lines = from.lines;
         const float *scales = from.scales, *offsets = from.offsets;
@@ -339,7 +340,7 @@ struct Integers : InBlocks {
                                               Fetch& prefetch, Sums* sums) const {
         if constexpr ((R >= least_opened(1) || R >= least_opened(2)) && R <= kRows && !kTiledRows) {
             if (opened != slice.data) {
-                const auto add = [&](auto scales) { add_opened<decltype(scales), R>(slice, opened, token, prefetch, sums); };
+                const auto add = [&](auto of) { add_opened<decltype(of), R>(slice, opened, token, prefetch, sums); };
                 if constexpr (R == kRows)
                     if (with_scales(add)) return;
                 return add(AnyScales());
@@ -390,22 +391,18 @@ struct Integers : InBlocks {
     // Calls body(KnownScales) for the unpacked bytes' scales and offsets; returns false if no loop is compiled for them.
     template <class Body>
     bool with_scales(const Body& body) const {
-        const auto is = [&](auto coarse, auto offset) {
-            const bool found = layout.coarse == coarse && opened_offset() == offset;
-            if (found) body(KnownScales<coarse, offset>());
-            return found;
+        const auto is = [&](auto scales) {
+            const bool known = scales.are(layout.coarse, opened_offset());
+            if (known) body(scales);
+            return known;
         };
-        constexpr std::integral_constant<Coarse, kFine> fine;
-        constexpr std::integral_constant<Coarse, kCoarseWeights> weights;
-        constexpr std::integral_constant<Coarse, kCoarseActivations> activations;
-        constexpr std::integral_constant<int32_t, kCentre> centre;
-        constexpr std::integral_constant<int32_t, kMinimum> minimum;
-        if (is(fine, centre)) return true;
-        if constexpr (Bits >= 6) return is(activations, centre) || (Bits == 8 && is(weights, centre));
-        else return is(activations, minimum) || (kDotsBytes && is(activations, centre));
+        using Super = KnownScales<kCoarseActivations, Bits < 6 ? kMinimum : kCentre>;  // of k-quants
+        using Own = KnownScales<Bits == 8 ? kCoarseWeights : kCoarseActivations, kCentre>;
+        constexpr bool own = Bits == 8 || (Bits < 6 && kDotsBytes);  // int8, int5 and int4
+        return is(KnownScales<kFine, kCentre>()) || is(Super()) || (own && is(Own()));
     }
 
-    template <class Scales, int R>
+    template <class Known, int R>
     __attribute__((noinline)) void add_opened(const Slice& slice, const uint8_t* opened, int64_t token,
                                               Fetch& prefetch, Sums* sums) const {
         for (int vector = 0; vector < kVectors; vector++, opened += slice.count * kOpenedBlock) {
@@ -413,7 +410,7 @@ struct Integers : InBlocks {
             const Blocks blocks{opened, scales, scales + kGroups * kLanes, slice.first, slice.count, kOpenedBlock,
                                 kOpenedBlock / 4, opened_offset(), layout.coarse};
             const auto add = [&](auto& fetch) __attribute__((always_inline)) {
-                rows.add_blocks<kDotsBytes ? 8 : Bits, Halves, R, 1, 1, Scales>(
+                rows.add_blocks<kDotsBytes ? 8 : Bits, Halves, R, 1, 1, Known>(
                     blocks,
                     [](const uint8_t* lines, const float*, int group, auto step, auto) __attribute__((always_inline)) {
                         return opened_bytes(lines + (8 * group + step) * 64);
