@@ -102,15 +102,19 @@ async def answer_of(http: httpx.AsyncClient, name: str) -> dict[str, Any] | None
 
 
 async def begin_and_kill(server: RunningServer, asked: list[Named]) -> None:
-    """Kill both processes as soon as each request has tokens; that of `CHANGED` must not have ended."""
+    """Kill both processes once each request has tokens. That of `CHANGED`, the last, begins when others have theirs:
+    it must not have ended.
+    """
     async with httpx.AsyncClient(base_url=server.url, timeout=None) as http:
-        calls = asyncio.gather(*(ask_for_whole(http, one) for one in asked))
-        for name, _, _ in asked:
-            while not ((answer := await answer_of(http, name)) and answer["token_ids"]):
-                await asyncio.sleep(0.01)
+        calls = []
+        for together in (asked[:-1], asked[-1:]):
+            calls += [asyncio.ensure_future(ask_for_whole(http, one)) for one in together]
+            for name, _, _ in together:
+                while not ((answer := await answer_of(http, name)) and answer["token_ids"]):
+                    await asyncio.sleep(0.01)
         for pid in (*server.children(), server.process.pid):
             os.kill(pid, signal.SIGKILL)
-        ended = {model for (_, model, _), came in zip(asked, await calls, strict=True) if came}
+        ended = {model for (_, model, _), came in zip(asked, await asyncio.gather(*calls), strict=True) if came}
         assert CHANGED not in ended, "the answer came before the kill: ask for a longer one"
 
 
