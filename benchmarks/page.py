@@ -40,8 +40,8 @@ their speed changes by the hour: compare within a table, not between tables. Pyt
 
 Results for int8, int6 and int4 weights on zen5 and ice-lake are from before 2026-11-23, when scales were shared by
 128 columns or a row. Today's smaller groups improve quality ([quantization.md](quantization.md)), and take more time
-where many tokens are multiplied. Results for AVX2 on zen4 are from before 2026-11-27, when prompts of quantized weights
-took 5 to 20 % longer."""
+where many tokens are multiplied. Results for AVX2 on zen4 are from before 2026-11-27, and of older
+loops of integers."""
 
 COMPARED = """\
 ## Compared with other engines

@@ -116,7 +116,7 @@ struct KnownScales {
     static int32_t offset(const Blocks&) { return Offset; }
 };
 
-// For products whose caller prefetches.
+// In place of Fetch, for products whose caller prefetches.
 struct NoFetch {
     void steps(int64_t) {}
 };
@@ -126,7 +126,7 @@ struct Int8Rows : QuantizedRows {
     // Add the products of R rows and Wide vectors of the blocks to `totals`, which stay in registers, like the integer
     // sums of the current group. A block's scales have `Vectors` vectors. Halves: groups have 16 columns.
     // `bytes(lines, offsets, group, step, v)` returns a vector's bytes of a step; `offsets` are the group's. `lacking(lines,
-    // part)` returns what must be added to the products of a group, or half of one.
+    // part)` returns what must be added to the products of a group, or half of one. Known: AnyScales or KnownScales.
     template <int Most, bool Halves, int R, int Wide, int Vectors, class Known, class Bytes, class Lacking, class Fetched>
     inline __attribute__((always_inline)) void add_blocks(const Blocks& blocks, const Bytes& bytes,
                                                           const Lacking& lacking, int64_t token, Fetched& fetched,
@@ -220,7 +220,7 @@ struct Integers : InBlocks {
     static constexpr bool kOpensLong = true, kSigned = Bits == 8 && kSignsBytes;
     static constexpr bool kFromL2 = kWide == kVectors;  // products of 12 rows take longer than to load a slice from L2
     static constexpr bool kTakesFractions = kDotsBytes && (Bits == 4 || Bits == 5);  // whether values can be fractions
-    static constexpr bool kFetchesOften = kFromL2;  // a few lines with each group, not more with each vector
+    static constexpr bool kFetchesOften = kFromL2;  // with each group of columns, not once with a vector's slice
     static constexpr int kColumns = IntegerLayout::kColumns, kSteps = 16, kSlice = kTakesFractions ? 8 : 4,
                          kLongSlice = kFromL2 ? 16 : 4, kTileTokens = 384, kRows = kMaxRowsHalf, kRowsAlone = kRows,
                          kNearGroups = 8 * kMaxRows / kRows;

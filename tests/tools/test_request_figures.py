@@ -9,7 +9,8 @@ from pathlib import Path
 from penstock import native
 from penstock.api.tools import arguments_text, template_id
 from penstock.core.scheduler import Scheduler
-from tools.request_figures import Function, Trace, circles, figures, lines_of
+from penstock.fleet.replica import Replica
+from tools.request_figures import WATCH, Function, Trace, circles, figures, lines_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 
@@ -33,7 +34,9 @@ def test_the_page_names_the_files_of_a_chat_request_and_bounds_its_functions_and
 
 
 def test_the_look_for_an_engine_that_hangs_is_no_part_of_a_request(tmp_path: Path) -> None:
-    async def _await_hang() -> None:  # its name is that of `fleet/replica.py`
+    assert hasattr(Replica, WATCH)
+
+    async def _await_hang() -> None:
         while True:
             time.monotonic()  # a call of C is no end of the look
             template_id("seen by the look alone")
